@@ -1,0 +1,47 @@
+// A layer engine on another machine: calls go over gRPC to a layerd.
+#ifndef LAYERD_CLIENT_REMOTE_ENGINE_H_
+#define LAYERD_CLIENT_REMOTE_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "lib/engine/layer_engine.h"
+
+namespace layerd {
+
+struct RemoteEngineOptions {
+  std::string target = "127.0.0.1:50051";  // HOST:PORT, or unix:PATH
+  // Largest answer that is taken; gRPC's own default of 4 MiB is too small for tensors.
+  int64_t max_answer_bytes = int64_t{2047} << 20;
+};
+
+// Copies the call's tensors into a message, and shares the answer's. Errors of the server come back as it made them,
+// with details; UNAVAILABLE without a reason (lib/base/errors.h) means that it could not be reached.
+//
+// The connection is made by the first call, and again after it broke; no proxy is used. A deadline is the call's own:
+// left infinite, a call waits for as long as the server takes. Cancellation is looked at before a call is sent.
+//
+// Threads: any. The destructor waits for the calls under way.
+class RemoteEngine : public LayerEngine {
+ public:
+  explicit RemoteEngine(const RemoteEngineOptions& options);
+  ~RemoteEngine() override;
+
+  void Normalize(NormalizeCall call, NormalizeDone done) override;
+  void FeedForward(FeedForwardCall call, FeedForwardDone done) override;
+
+  // Asks the server's health service. OK when it is serving; UNAVAILABLE, with reason NOT_SERVING, when it says that it
+  // is not; NOT_FOUND for a service it does not know. `service` empty: the whole server.
+  absl::Status CheckHealth(const std::string& service, absl::Duration timeout);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace layerd
+
+#endif  // LAYERD_CLIENT_REMOTE_ENGINE_H_

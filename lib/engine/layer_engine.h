@@ -1,0 +1,81 @@
+// The one interface of layerd: something that evaluates layers.
+//
+// CpuEngine computes; decorators wrap an engine and are engines; RemoteEngine, in the client library, sends the call
+// over the wire. One contract test suite runs against all of them and compares bits.
+#ifndef LAYERD_LIB_ENGINE_LAYER_ENGINE_H_
+#define LAYERD_LIB_ENGINE_LAYER_ENGINE_H_
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "lib/base/tensor.h"
+#include "lib/layers/feed_forward.h"
+#include "lib/layers/normalize.h"
+#include "lib/reference/error_report.h"
+
+namespace layerd {
+
+// What a call carries beside its tensors.
+struct CallContext {
+  // Work that has not begun by then is not begun.
+  absl::Time deadline = absl::InfiniteFuture();
+  // Set by the caller when it no longer wants the answer; null: it never will be.
+  std::shared_ptr<const std::atomic<bool>> cancelled;
+};
+
+struct NormalizeCall {
+  NormalizeSpec spec;
+  NormalizeInputs inputs;
+  std::optional<DType> output_dtype;  // left out: the input's
+  bool verify = false;                // report the error against the float64 reference
+  bool intermediates = false;         // answer the statistics too
+  CallContext context;
+};
+
+struct NormalizeResult {
+  NormalizeOutputs outputs;
+  std::optional<ErrorReport> report;  // with `verify`
+};
+
+struct FeedForwardCall {
+  FeedForwardSpec spec;
+  FeedForwardWeights weights;
+  Tensor input;
+  std::optional<DType> output_dtype;  // left out: the input's
+  bool verify = false;                // report the errors against the float64 reference
+  bool intermediates = false;         // answer the values inside too
+  CallContext context;
+};
+
+struct FeedForwardResult {
+  FeedForwardOutputs outputs;
+  std::optional<ErrorReport> report;  // with `verify`
+};
+
+using NormalizeDone = absl::AnyInvocable<void(absl::StatusOr<NormalizeResult>)>;
+using FeedForwardDone = absl::AnyInvocable<void(absl::StatusOr<FeedForwardResult>)>;
+
+// Threads: every method may be called from any thread at any time.
+class LayerEngine {
+ public:
+  virtual ~LayerEngine() = default;
+
+  // Each takes its call over and calls `done` exactly once, on the calling thread or on another one, before or after it
+  // returns. `done` must not block for long. Errors, with details (lib/base/errors.h): INVALID_ARGUMENT for what does
+  // not fit, RESOURCE_EXHAUSTED for what is too large or comes at a busy time, DEADLINE_EXCEEDED and CANCELLED for work
+  // that was not begun.
+  virtual void Normalize(NormalizeCall call, NormalizeDone done) = 0;
+  virtual void FeedForward(FeedForwardCall call, FeedForwardDone done) = 0;
+};
+
+// The same, waiting for the answer.
+absl::StatusOr<NormalizeResult> Normalize(LayerEngine& engine, NormalizeCall call);
+absl::StatusOr<FeedForwardResult> FeedForward(LayerEngine& engine, FeedForwardCall call);
+
+}  // namespace layerd
+
+#endif  // LAYERD_LIB_ENGINE_LAYER_ENGINE_H_

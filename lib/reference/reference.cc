@@ -1,0 +1,225 @@
+#include "lib/reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace layerd::reference {
+namespace {
+
+long double Sigmoid(long double x) { return 1.0L / (1.0L + std::exp(-x)); }
+
+// x·σ(y), with the limit 0 of its sign where σ underflows, and never 0·∞.
+long double TimesSigmoid(long double x, long double y) {
+  if (y < -11000.0L) return std::copysign(0.0L, x);  // e^y is below every long double
+  if (y < 0) {
+    const long double e = std::exp(y);
+    return x * e / (1.0L + e);
+  }
+  return x * Sigmoid(y);
+}
+
+double Rounded(DType dtype, double value) { return RoundTo(dtype, static_cast<float>(value)); }
+
+std::vector<double> Doubles(const Tensor& tensor) {
+  std::vector<double> values(tensor.num_elements());
+  for (int64_t i = 0; i < tensor.num_elements(); ++i) values[i] = tensor.At(i);
+  return values;
+}
+
+}  // namespace
+
+double Activate(const ActivationFunction& act, double x) {
+  const long double v = x;
+  if (std::isnan(x)) return x;
+  switch (act.kind) {
+    case Activation::kIdentity:
+      return x;
+    case Activation::kSigmoid:
+      return static_cast<double>(Sigmoid(v));
+    case Activation::kRelu:
+      return x > 0 ? x : 0.0;
+    case Activation::kReluSquared:
+      return x > 0 ? x * x : 0.0;
+    case Activation::kGelu:
+      if (x == -INFINITY) return -0.0;
+      return static_cast<double>(v * 0.5L * std::erfc(-v / std::numbers::sqrt2_v<long double>));
+    case Activation::kGeluTanh: {
+      const long double inner = std::sqrt(2.0L * std::numbers::inv_pi_v<long double>) * (v + 0.044715L * v * v * v);
+      return static_cast<double>(TimesSigmoid(v, 2.0L * inner));
+    }
+    case Activation::kQuickGelu:
+      return static_cast<double>(TimesSigmoid(v, static_cast<long double>(1.702) * v));
+    case Activation::kSilu:
+      return static_cast<double>(TimesSigmoid(v, static_cast<long double>(act.beta) * v));
+  }
+  return NAN;
+}
+
+double Gate(const FeedForwardSpec& spec, double gate, double up) {
+  if (spec.gate_max && gate > static_cast<float>(*spec.gate_max)) gate = static_cast<float>(*spec.gate_max);
+  if (spec.up_limit) {
+    const double limit = static_cast<float>(*spec.up_limit);
+    if (up > limit) up = limit;
+    if (up < -limit) up = -limit;
+  }
+  return Activate(spec.activation, gate) * (up + static_cast<float>(spec.up_offset));
+}
+
+NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& inputs) {
+  const NormalizeExtent extent = *CheckNormalize(spec, inputs);
+  const DType dtype = inputs.input.dtype();
+  const bool rounds = spec.rounding == NormRounding::kBeforeGamma && dtype != DType::kFloat32;
+  const bool layer_norm = spec.kind == NormKind::kLayerNorm;
+  const double d = static_cast<double>(extent.group_size);
+  const int64_t n = inputs.input.num_elements();
+  NormalizeReference result;
+  result.output.resize(n);
+  result.output_at_tie.resize(n);
+  result.slack.resize(n);
+  if (inputs.residual) result.residual_sum.resize(n);
+
+  std::vector<double> x(extent.group_size);
+  for (int64_t start = 0; start < n; start += extent.group_size) {
+    double largest = 0;
+    for (int64_t i = 0; i < extent.group_size; ++i) {
+      x[i] = inputs.input.At(start + i);
+      if (inputs.residual) {
+        x[i] = RoundTo(dtype, static_cast<float>(x[i]) + inputs.residual->At(start + i));
+        result.residual_sum[start + i] = static_cast<float>(x[i]);
+      }
+      if (spec.gate_position == GatePosition::kFirst) {
+        x[i] *= Activate({Activation::kSilu}, inputs.gate->At(start + i));
+      }
+      largest = std::max(largest, std::fabs(x[i]));
+    }
+    long double sum = 0, squares = 0;
+    for (const double v : x) sum += v;
+    const double mean = layer_norm ? static_cast<double>(sum / d) : 0.0;
+    for (const double v : x) squares += (static_cast<long double>(v) - mean) * (static_cast<long double>(v) - mean);
+    const double under_root = static_cast<double>(squares / d + EpsilonOf(spec));
+    const double r = under_root == 0 ? 0.0 : 1.0 / std::sqrt(under_root);
+    const double allowed = layer_norm ? (d / 16 + 8) * 0x1p-52 : 0.0;
+
+    for (int64_t i = 0; i < extent.group_size; ++i) {
+      const int64_t at = start + i;
+      const int64_t column = at % extent.dim;
+      const double gamma = inputs.gamma ? inputs.gamma->At(column) + spec.gamma_offset : 1.0;
+      const double beta = inputs.beta ? inputs.beta->At(column) : 0.0;
+      const double exact_n = (x[i] - mean) * r;
+      // Which way a tie of n falls is decided by less than float64's own error: both sides are right then.
+      const double doubt = std::fabs(exact_n) * 0x1p-49 + allowed * largest * r;
+      double candidates[2];
+      for (int side = 0; side < 2; ++side) {
+        const double towards = side == 0 ? -1.0 : 1.0;
+        double value = rounds ? Rounded(dtype, exact_n + towards * doubt) : exact_n;
+        value = value * gamma + beta;
+        if (spec.gate_position == GatePosition::kLast) {
+          if (rounds) value = Rounded(dtype, value + towards * std::fabs(value) * 0x1p-49);
+          value *= Activate({Activation::kSilu}, inputs.gate->At(at));
+        }
+        candidates[side] = value;
+      }
+      result.output[at] = candidates[0];
+      result.output_at_tie[at] = candidates[1];
+      result.slack[at] = allowed * (largest * r * std::fabs(gamma) + std::fabs(beta));
+    }
+  }
+  return result;
+}
+
+ProductReference Product(const std::vector<double>& x, int64_t rows, const Tensor& weights, WeightLayout layout,
+                         const std::optional<Tensor>& bias) {
+  const bool out_in = layout == WeightLayout::kOutIn;
+  const int64_t in = weights.dim(out_in ? 1 : 0), out = weights.dim(out_in ? 0 : 1);
+  ProductReference result;
+  result.value.assign(rows * out, 0.0);
+  result.magnitude.assign(rows * out, 0.0);
+  // Each weight is widened once and meets every row; the order of a float64 sum does not matter here.
+  for (int64_t a = 0; a < weights.dim(0); ++a) {
+    for (int64_t b = 0; b < weights.dim(1); ++b) {
+      const int64_t k = out_in ? b : a, n = out_in ? a : b;
+      const double w = weights.At(a * weights.dim(1) + b);
+      for (int64_t m = 0; m < rows; ++m) {
+        const double product = x[m * in + k] * w;
+        result.value[m * out + n] += product;
+        result.magnitude[m * out + n] += std::fabs(product);
+      }
+    }
+  }
+  if (bias) {
+    for (int64_t i = 0; i < rows * out; ++i) result.value[i] += bias->At(i % out);
+  }
+  return result;
+}
+
+Unpacked Unpack(GateUpPacking packing, WeightLayout layout, const Tensor& packed) {
+  // The axis that the outputs lie along: 0 for a vector and for [out, in], 1 for [in, out].
+  const int axis = packed.rank() == 1 || layout == WeightLayout::kOutIn ? 0 : 1;
+  const int64_t hidden = packed.dim(axis) / 2;
+  Shape shape = packed.shape();
+  shape[axis] = hidden;
+  Unpacked result{Tensor::Allocate(packed.dtype(), shape), Tensor::Allocate(packed.dtype(), shape)};
+  const int64_t inner = axis == 0 && packed.rank() == 2 ? packed.dim(1) : 1;
+  const int64_t outer = axis == 1 ? packed.dim(0) : 1;
+  for (int64_t o = 0; o < outer; ++o) {
+    for (int64_t h = 0; h < hidden; ++h) {
+      for (int64_t i = 0; i < inner; ++i) {
+        const int64_t gate = packing == GateUpPacking::kHalves ? h : 2 * h;
+        const int64_t up = packing == GateUpPacking::kHalves ? hidden + h : 2 * h + 1;
+        const int64_t to = (o * hidden + h) * inner + i;
+        StoreFromFloat(packed.dtype(), packed.At((o * 2 * hidden + gate) * inner + i), result.gate.mutable_data(), to);
+        StoreFromFloat(packed.dtype(), packed.At((o * 2 * hidden + up) * inner + i), result.up.mutable_data(), to);
+      }
+    }
+  }
+  return result;
+}
+
+FeedForwardReference FeedForward(const FeedForwardSpec& spec, const FeedForwardWeights& weights, const Tensor& input) {
+  const FeedForwardExtent extent = *CheckFeedForward(spec, weights, input);
+  const std::vector<double> x = Doubles(input);
+  FeedForwardReference result;
+  if (spec.form == FeedForwardForm::kPlain) {
+    result.up = Product(x, extent.rows, *weights.up, spec.layout, weights.up_bias).value;
+    for (const double u : result.up) result.hidden.push_back(Activate(spec.activation, u));
+  } else {
+    Unpacked matrices, biases;
+    std::optional<Tensor> gate_bias = weights.gate_bias, up_bias = weights.up_bias;
+    if (spec.packing == GateUpPacking::kSeparate) {
+      matrices = {*weights.gate, *weights.up};
+    } else {
+      matrices = Unpack(spec.packing, spec.layout, *weights.gate_up);
+      if (weights.gate_up_bias) {
+        biases = Unpack(spec.packing, spec.layout, *weights.gate_up_bias);
+        gate_bias = biases.gate;
+        up_bias = biases.up;
+      }
+    }
+    result.gate = Product(x, extent.rows, matrices.gate, spec.layout, gate_bias).value;
+    result.up = Product(x, extent.rows, matrices.up, spec.layout, up_bias).value;
+    for (size_t i = 0; i < result.up.size(); ++i) result.hidden.push_back(Gate(spec, result.gate[i], result.up[i]));
+  }
+  if (spec.inner_norm) {
+    const double epsilon = spec.inner_norm->epsilon.value_or(1e-6);
+    const int64_t h = extent.hidden_dim;
+    result.normed.resize(result.hidden.size());
+    for (int64_t row = 0; row < extent.rows; ++row) {
+      long double squares = 0;
+      for (int64_t i = 0; i < h; ++i) {
+        squares += static_cast<long double>(result.hidden[row * h + i]) * result.hidden[row * h + i];
+      }
+      const double under_root = static_cast<double>(squares / h + epsilon);
+      const double r = under_root == 0 ? 0.0 : 1.0 / std::sqrt(under_root);
+      for (int64_t i = 0; i < h; ++i) {
+        const double gamma = weights.inner_norm_gamma ? weights.inner_norm_gamma->At(i) : 1.0;
+        result.normed[row * h + i] = result.hidden[row * h + i] * r * gamma;
+      }
+    }
+  }
+  const std::vector<double>& last = spec.inner_norm ? result.normed : result.hidden;
+  result.output = Product(last, extent.rows, *weights.down, spec.layout, weights.down_bias).value;
+  return result;
+}
+
+}  // namespace layerd::reference

@@ -1,0 +1,132 @@
+#include "server/flags.h"
+
+#include <cctype>
+#include <cstdlib>
+#include <string_view>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "lib/base/parallel.h"
+#include "server/log.h"
+
+ABSL_FLAG(std::string, grpc_listen, "127.0.0.1:50051",
+          "Addresses of the gRPC service, separated by commas: HOST:PORT (port 0: the system chooses) or unix:PATH.");
+ABSL_FLAG(std::string, port_file, "", "File to write the chosen TCP ports to once serving, a line 'grpc PORT' each.");
+ABSL_FLAG(double, grace_s, 30.0,
+          "Seconds that calls in flight have to finish after SIGTERM or SIGINT, 0 to 3600; what is left is cancelled.");
+ABSL_FLAG(
+    int, max_message_mib, 64,
+    "Largest request and largest answer, in MiB, 1 to 1023. Clients have a limit of their own, 4 MiB by default.");
+ABSL_FLAG(int, threads, 0, "Computing threads, 1 to 1024; 0: as many as the CPUs this process may use.");
+ABSL_FLAG(
+    std::string, simd, "auto",
+    "Instruction set of the kernels: auto, avx512, avx2 or scalar. Results have the same bits on each. With auto, "
+    "products may also go through OpenBLAS.");
+ABSL_FLAG(int, queue_calls, 256, "Calls that may wait for a thread, 1 to 1000000; more are refused.");
+ABSL_FLAG(
+    double, max_verify_flops, 4e9,
+    "Largest layer, in floating-point operations, that a call with verify set may have computed again in float64.");
+ABSL_FLAG(std::string, log_level, "info", "Least level that is logged: debug, info, warning or error.");
+
+namespace layerd {
+namespace {
+
+constexpr std::string_view kFlagNames[] = {"grpc_listen",     "port_file",        "grace_s",
+                                           "max_message_mib", "threads",          "simd",
+                                           "queue_calls",     "max_verify_flops", "log_level"};
+
+absl::Status OutOfRange(std::string_view flag, std::string_view expected, std::string_view got) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", std::string(flag), ": expected ", std::string(expected), ", got ", std::string(got)));
+}
+
+template <typename T>
+absl::Status CheckRange(std::string_view flag, T value, T lowest, T highest) {
+  if (value >= lowest && value <= highest) return absl::OkStatus();
+  return OutOfRange(flag, absl::StrCat(lowest, " to ", highest), absl::StrCat(value));
+}
+
+// Flag file, environment and command line as one command line, in that order: the last one to set a flag wins.
+std::vector<std::string> AllArguments(int argc, char** argv) {
+  std::vector<std::string> flag_files, rest;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument.rfind("--flagfile=", 0) == 0 || argument.rfind("-flagfile=", 0) == 0) {
+      flag_files.emplace_back(argument);
+    } else if ((argument == "--flagfile" || argument == "-flagfile") && i + 1 < argc) {
+      flag_files.push_back(absl::StrCat("--flagfile=", argv[++i]));
+    } else {
+      rest.emplace_back(argument);
+    }
+  }
+  std::vector<std::string> all = {argv[0]};
+  all.insert(all.end(), flag_files.begin(), flag_files.end());
+  for (const std::string_view name : kFlagNames) {
+    std::string variable = "LAYERD_";
+    for (const char c : name) variable += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    if (const char* value = std::getenv(variable.c_str()))
+      all.push_back(absl::StrCat("--", std::string(name), "=", value));
+  }
+  all.insert(all.end(), rest.begin(), rest.end());
+  return all;
+}
+
+}  // namespace
+
+absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "computes transformer layers, RMSNorm, LayerNorm and feed-forward, for callers over gRPC.\n"
+      "Each flag may also be given as the environment variable LAYERD_<FLAG>, or in a file by --flagfile=FILE; the\n"
+      "command line goes over the environment, the environment over the file.");
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = [](absl::string_view file) { return absl::StrContains(file, "server/flags.cc"); };
+  usage.version_string = [] { return absl::StrCat("layerd ", LAYERD_VERSION, "\n"); };
+  absl::SetFlagsUsageConfig(usage);
+
+  std::vector<std::string> arguments = AllArguments(argc, argv);
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  const auto positional = absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
+  if (positional.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("expected flags only, got the argument '", positional[1], "'"));
+  }
+
+  const int max_message_mib = absl::GetFlag(FLAGS_max_message_mib);
+  const int threads = absl::GetFlag(FLAGS_threads);
+  const int queue_calls = absl::GetFlag(FLAGS_queue_calls);
+  const double grace_s = absl::GetFlag(FLAGS_grace_s);
+  const double max_verify_flops = absl::GetFlag(FLAGS_max_verify_flops);
+  // 1023 MiB, so that twice the limit still is a legal message size (see server.cc).
+  for (const auto& status :
+       {CheckRange("max_message_mib", max_message_mib, 1, 1023), CheckRange("threads", threads, 0, 1024),
+        CheckRange("queue_calls", queue_calls, 1, 1000000), CheckRange("grace_s", grace_s, 0.0, 3600.0),
+        CheckRange("max_verify_flops", max_verify_flops, 0.0, 1e18)}) {
+    if (!status.ok()) return status;
+  }
+  if (!SetLogLevel(absl::GetFlag(FLAGS_log_level))) {
+    return OutOfRange("log_level", "debug, info, warning or error", absl::GetFlag(FLAGS_log_level));
+  }
+  Config config;
+  if (const std::string simd = absl::GetFlag(FLAGS_simd); simd != "auto") {
+    config.simd = ParseSimd(simd);
+    if (!config.simd) return OutOfRange("simd", "auto, avx512, avx2 or scalar", simd);
+  }
+  config.server.grpc_listen = absl::GetFlag(FLAGS_grpc_listen);
+  config.server.max_message_bytes = static_cast<int64_t>(max_message_mib) << 20;
+  config.port_file = absl::GetFlag(FLAGS_port_file);
+  config.grace = absl::Seconds(grace_s);
+  config.threads = threads == 0 ? AvailableCpus() : threads;
+  config.queue_calls = queue_calls;
+  config.max_verify_flops = max_verify_flops;
+  if (const auto addresses = ParseListenAddresses(config.server.grpc_listen); !addresses.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--grpc_listen: ", addresses.status().message()));
+  }
+  return config;
+}
+
+}  // namespace layerd

@@ -1,0 +1,33 @@
+// layerd's flags: from a flag file, the environment and the command line, each over the one before.
+#ifndef LAYERD_SERVER_FLAGS_H_
+#define LAYERD_SERVER_FLAGS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "lib/kernels/simd.h"
+#include "server/server.h"
+
+namespace layerd {
+
+struct Config {
+  ServerOptions server;
+  std::string port_file;
+  absl::Duration grace;
+  int threads;
+  int queue_calls;
+  double max_verify_flops;
+  std::optional<Simd> simd;  // nothing: the widest that the CPU has
+};
+
+// Reads the flags; --help and unknown or unreadable flags end the process, as Abseil has it, with one line. Returns
+// INVALID_ARGUMENT, naming the flag, for a value out of range or an argument that is no flag.
+absl::StatusOr<Config> ParseFlags(int argc, char** argv);
+
+}  // namespace layerd
+
+#endif  // LAYERD_SERVER_FLAGS_H_

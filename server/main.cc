@@ -1,0 +1,134 @@
+// layerd: the daemon.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "lib/engine/cpu_engine.h"
+#include "lib/kernels/matmul.h"
+#include "lib/kernels/simd.h"
+#include "server/flags.h"
+#include "server/log.h"
+#include "server/server.h"
+
+namespace layerd {
+namespace {
+
+// What a computation that outlasts the grace period has left to notice that it was cancelled before the process ends.
+constexpr std::chrono::seconds kAbandonAfter{2};
+
+int Fail(absl::string_view message) {
+  std::fprintf(stderr, "layerd: %.*s\n", static_cast<int>(message.size()), message.data());
+  return 1;
+}
+
+sigset_t BlockStopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+absl::Status WritePortFile(const std::string& path, const std::vector<int>& ports) {
+  // Written beside and renamed, so that whoever waits for it never reads half of it.
+  const std::string partial = absl::StrCat(path, ".", getpid(), ".partial");
+  std::ofstream file(partial);
+  for (const int port : ports) file << "grpc " << port << "\n";
+  file.close();
+  if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {
+    std::remove(partial.c_str());
+    return absl::FailedPreconditionError(absl::StrCat("--port_file: cannot write ", path));
+  }
+  return absl::OkStatus();
+}
+
+int Run(int argc, char** argv) {
+  // Before any thread is made, so that all inherit it and only sigwait() below sees the signals.
+  const sigset_t stop_signals = BlockStopSignals();
+  signal(SIGPIPE, SIG_IGN);
+  const auto config = ParseFlags(argc, argv);
+  if (!config.ok()) return Fail(config.status().message());
+
+  if (config->simd && !SetSimd(*config->simd)) {
+    return Fail(absl::StrCat("--simd: this CPU does not have ", std::string(Name(*config->simd))));
+  }
+  const auto matmul = InitMatMul(/*allow_openblas=*/!config->simd);
+  if (!matmul.ok()) return Fail(absl::StrCat("refusing to serve: ", matmul.status().message()));
+  if (!matmul->openblas_version.empty()) {
+    Log(LogLevel::kInfo, "openblas",
+        {{"version", matmul->openblas_version},
+         {"core", matmul->openblas_core},
+         {"core_asked_for", matmul->openblas_requested.empty() ? "none" : matmul->openblas_requested},
+         {"follows_order", matmul->follows_order ? "yes" : "no"},
+         {"used", matmul->used ? "yes" : "no"}});
+  }
+  if (!matmul->used) Log(LogLevel::kWarning, "openblas_not_used", {{"reason", matmul->reason}});
+
+  CpuEngineOptions engine_options;
+  engine_options.threads = config->threads;
+  engine_options.queue_calls = config->queue_calls;
+  engine_options.max_answer_bytes = config->server.max_message_bytes;
+  engine_options.max_verify_flops = config->max_verify_flops;
+  auto engine = std::make_unique<CpuEngine>(engine_options);
+  if (engine->workers() == 0) return Fail("cannot start a single computing thread: is the limit on processes too low?");
+  if (engine->workers() < config->threads) {
+    Log(LogLevel::kWarning, "fewer_threads",
+        {{"asked", absl::StrCat(config->threads)}, {"started", absl::StrCat(engine->workers())}});
+  }
+
+  auto server = Server::Start(config->server, *engine);
+  if (!server.ok()) return Fail(server.status().message());
+  for (const std::string& address : (*server)->addresses()) {
+    Log(LogLevel::kInfo, "listening",
+        {{"address", address},
+         {"threads", absl::StrCat(engine->workers())},
+         {"simd", std::string(Name(ActiveSimd()))},
+         {"version", LAYERD_VERSION}});
+    std::printf("grpc %s\n", address.c_str());
+  }
+  std::fflush(stdout);
+  if (!config->port_file.empty()) {
+    if (auto status = WritePortFile(config->port_file, (*server)->ports()); !status.ok()) return Fail(status.message());
+  }
+
+  int signal_number = 0;
+  sigwait(&stop_signals, &signal_number);
+  // A second signal ends the process at once.
+  pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
+  Log(LogLevel::kInfo, "draining",
+      {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"}, {"grace", absl::FormatDuration(config->grace)}});
+
+  auto drained = std::async(std::launch::async, [&] {
+    const int64_t unfinished = (*server)->Drain(config->grace);
+    server->reset();
+    engine.reset();
+    return unfinished;
+  });
+  if (drained.wait_for(absl::ToChronoNanoseconds(config->grace) + kAbandonAfter) != std::future_status::ready) {
+    // A computation that was under way does not end by being cancelled; its caller has been told already.
+    Log(LogLevel::kWarning, "stopped", {{"abandoned", "a computation that outlasted the grace period"}});
+    std::_Exit(0);
+  }
+  if (const int64_t unfinished = drained.get(); unfinished > 0) {
+    Log(LogLevel::kWarning, "stopped", {{"cancelled_calls", absl::StrCat(unfinished)}});
+  } else {
+    Log(LogLevel::kInfo, "stopped");
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace layerd
+
+int main(int argc, char** argv) { return layerd::Run(argc, argv); }

@@ -1,0 +1,54 @@
+// A gRPC server with layerd's services: LayerService, health (Check and Watch), reflection and channelz.
+#ifndef LAYERD_SERVER_SERVER_H_
+#define LAYERD_SERVER_SERVER_H_
+
+#include <grpcpp/server.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "lib/engine/layer_engine.h"
+#include "server/layer_service.h"
+#include "server/listen_address.h"
+
+namespace layerd {
+
+struct ServerOptions {
+  std::string grpc_listen = "127.0.0.1:50051";  // addresses, see ParseListenAddresses()
+  int64_t max_message_bytes = int64_t{64} << 20;
+};
+
+// Threads: Start, Drain and the destructor from one thread.
+class Server {
+ public:
+  // Serves as soon as it returns. The engine must outlive it. INVALID_ARGUMENT for a bad address, FAILED_PRECONDITION
+  // for one that is taken.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, LayerEngine& engine);
+  ~Server();
+
+  // The TCP addresses with the ports that were chosen, and unix sockets, as they were asked for.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  // The TCP ports alone, in the same order.
+  const std::vector<int>& ports() const { return ports_; }
+
+  // Health says NOT_SERVING, new calls are refused with UNAVAILABLE, calls that were taken are finished; then
+  // everything is closed. Calls that are not finished within `grace` are cancelled; returns how many.
+  int64_t Drain(absl::Duration grace);
+
+ private:
+  Server(LayerEngine& engine, int64_t max_message_bytes) : service_(engine, max_message_bytes) {}
+
+  LayerService service_;
+  std::vector<UnixSocketLock> locks_;
+  std::vector<std::string> addresses_;
+  std::vector<int> ports_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace layerd
+
+#endif  // LAYERD_SERVER_SERVER_H_

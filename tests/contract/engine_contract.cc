@@ -1,0 +1,196 @@
+#include "tests/contract/engine_contract.h"
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lib/base/errors.h"
+#include "lib/layers/seeded.h"
+
+namespace layerd {
+namespace {
+
+void ExpectSame(const std::optional<Tensor>& got, const std::optional<Tensor>& expected, const char* what) {
+  ASSERT_EQ(got.has_value(), expected.has_value()) << what;
+  if (got) {
+    EXPECT_TRUE(SameBits(*got, *expected)) << what;
+  }
+}
+
+void ExpectSame(const NormalizeOutputs& got, const NormalizeOutputs& expected) {
+  ExpectSame(got.output, expected.output, "output");
+  ExpectSame(got.residual_sum, expected.residual_sum, "residual_sum");
+  ExpectSame(got.inverse_rms, expected.inverse_rms, "inverse_rms");
+  ExpectSame(got.mean, expected.mean, "mean");
+}
+
+void ExpectSame(const FeedForwardOutputs& got, const FeedForwardOutputs& expected) {
+  ExpectSame(got.output, expected.output, "output");
+  ExpectSame(got.gate, expected.gate, "gate");
+  ExpectSame(got.up, expected.up, "up");
+  ExpectSame(got.hidden, expected.hidden, "hidden");
+  ExpectSame(got.normed, expected.normed, "normed");
+}
+
+NormalizeCall FullNorm(DType dtype, NormKind kind, GatePosition gate) {
+  NormalizeCall call;
+  call.spec.kind = kind;
+  call.spec.epsilon = 3e-5;
+  call.spec.rounding = NormRounding::kBeforeGamma;
+  call.spec.gamma_offset = 1;
+  call.spec.group_size = 12;
+  call.spec.gate_position = gate;
+  call.spec.normalized_axes = 2;
+  call.inputs.input = SeededInput(1, dtype, {3, 4, 6});
+  call.inputs.gamma = SeededGamma(1, DType::kBFloat16, 24).Reshaped({4, 6});
+  call.inputs.beta = SeededBeta(1, DType::kFloat32, 24);
+  call.inputs.residual = SeededTensor(1, "residual", dtype, {3, 4, 6}, 1.0);
+  if (gate != GatePosition::kNone) call.inputs.gate = SeededTensor(1, "gate", dtype, {3, 4, 6}, 1.0);
+  return call;
+}
+
+FeedForwardCall FullLayer(DType dtype, FeedForwardForm form, GateUpPacking packing, WeightLayout layout) {
+  FeedForwardCall call;
+  call.spec.form = form;
+  call.spec.packing = packing;
+  call.spec.layout = layout;
+  call.spec.activation = {Activation::kSilu, 1.25};
+  call.spec.inner_norm = InnerNorm{1e-5};
+  if (form == FeedForwardForm::kGated) {
+    call.spec.gate_max = 7;
+    call.spec.up_limit = 6;
+    call.spec.up_offset = 1;
+  }
+  call.input = SeededInput(1, dtype, {2, 3, 20});
+  call.weights = SeededFeedForwardWeights(1, call.spec, dtype, 20, 36, true);
+  return call;
+}
+
+TEST_P(EngineContractTest, NormalizeGivesTheBitsOfTheLayer) {
+  const Arena arena(1);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const NormKind kind : {NormKind::kRmsNorm, NormKind::kLayerNorm}) {
+      for (const GatePosition gate : {GatePosition::kNone, GatePosition::kFirst, GatePosition::kLast}) {
+        for (const std::optional<DType> output_dtype : {std::optional<DType>(), std::optional(DType::kFloat16)}) {
+          NormalizeCall call = FullNorm(dtype, kind, gate);
+          call.output_dtype = output_dtype;
+          call.intermediates = kind == NormKind::kLayerNorm;
+          const auto expected = Normalize(arena, call.spec, call.inputs, output_dtype, call.intermediates);
+          const auto got = Normalize(engine(), call);
+          ASSERT_TRUE(got.ok()) << got.status();
+          ExpectSame(got->outputs, *expected);
+          EXPECT_FALSE(got->report.has_value());
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EngineContractTest, FeedForwardGivesTheBitsOfTheLayer) {
+  const Arena arena(1);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const FeedForwardForm form : {FeedForwardForm::kGated, FeedForwardForm::kPlain}) {
+      for (const GateUpPacking packing :
+           {GateUpPacking::kSeparate, GateUpPacking::kHalves, GateUpPacking::kInterleaved}) {
+        if (form == FeedForwardForm::kPlain && packing != GateUpPacking::kSeparate) continue;
+        for (const WeightLayout layout : {WeightLayout::kInOut, WeightLayout::kOutIn}) {
+          FeedForwardCall call = FullLayer(dtype, form, packing, layout);
+          call.intermediates = layout == WeightLayout::kOutIn;
+          const auto expected =
+              FeedForward(arena, call.spec, call.weights, call.input, std::nullopt, call.intermediates);
+          const auto got = FeedForward(engine(), call);
+          ASSERT_TRUE(got.ok()) << got.status();
+          ExpectSame(got->outputs, *expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(EngineContractTest, VerifiedAnswersCarryTheirReport) {
+  NormalizeCall norm = FullNorm(DType::kFloat16, NormKind::kLayerNorm, GatePosition::kLast);
+  norm.verify = true;
+  const auto normed = Normalize(engine(), norm);
+  ASSERT_TRUE(normed.ok()) << normed.status();
+  ASSERT_TRUE(normed->report.has_value());
+  EXPECT_TRUE(normed->report->within_contract);
+  EXPECT_GT(normed->report->max_abs_error, 0);
+  EXPECT_EQ(normed->report->stages.size(), 2u);
+
+  FeedForwardCall layer =
+      FullLayer(DType::kFloat32, FeedForwardForm::kGated, GateUpPacking::kHalves, WeightLayout::kInOut);
+  layer.verify = true;
+  const auto fed = FeedForward(engine(), layer);
+  ASSERT_TRUE(fed.ok()) << fed.status();
+  ASSERT_TRUE(fed->report.has_value());
+  EXPECT_TRUE(fed->report->within_contract);
+  EXPECT_EQ(fed->report->stages.size(), 5u);
+  EXPECT_FALSE(fed->outputs.hidden.has_value());  // not asked for
+}
+
+TEST_P(EngineContractTest, ErrorsKeepTheirCodeReasonAndField) {
+  NormalizeCall norm = FullNorm(DType::kFloat32, NormKind::kRmsNorm, GatePosition::kNone);
+  norm.spec.epsilon = -1;
+  const absl::Status status = Normalize(engine(), norm).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "spec.epsilon: expected a finite number of 0 or more, got -1");
+  EXPECT_EQ(DetailsOf(status).reason, "EPSILON_OUT_OF_RANGE");
+  EXPECT_EQ(DetailsOf(status).field, "spec.epsilon");
+
+  FeedForwardCall layer =
+      FullLayer(DType::kFloat32, FeedForwardForm::kGated, GateUpPacking::kSeparate, WeightLayout::kOutIn);
+  layer.weights.down.reset();
+  EXPECT_EQ(DetailsOf(FeedForward(engine(), layer).status()).field, "weights.down");
+}
+
+TEST_P(EngineContractTest, ExpiredAndCancelledCallsAreNotBegun) {
+  NormalizeCall late = FullNorm(DType::kFloat32, NormKind::kRmsNorm, GatePosition::kNone);
+  late.context.deadline = absl::Now() - absl::Seconds(1);
+  EXPECT_EQ(Normalize(engine(), late).status().code(), absl::StatusCode::kDeadlineExceeded);
+  NormalizeCall unwanted = FullNorm(DType::kFloat32, NormKind::kRmsNorm, GatePosition::kNone);
+  unwanted.context.cancelled = std::make_shared<std::atomic<bool>>(true);
+  EXPECT_EQ(Normalize(engine(), unwanted).status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST_P(EngineContractTest, NoRowsGiveNoRows) {
+  FeedForwardCall layer =
+      FullLayer(DType::kBFloat16, FeedForwardForm::kGated, GateUpPacking::kSeparate, WeightLayout::kOutIn);
+  layer.input = Tensor::Allocate(DType::kBFloat16, {0, 20});
+  const auto got = FeedForward(engine(), layer);
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->outputs.output.shape(), (Shape{0, 20}));
+}
+
+TEST_P(EngineContractTest, NotANumberTravelsAndStaysInItsRow) {
+  NormalizeCall call;
+  call.inputs.input = SeededInput(1, DType::kFloat32, {3, 8});
+  call.inputs.input.mutable_floats()[9] = std::numeric_limits<float>::quiet_NaN();
+  const auto got = Normalize(engine(), call);
+  ASSERT_TRUE(got.ok());
+  for (int i = 0; i < 24; ++i) EXPECT_EQ(std::isnan(got->outputs.output.At(i)), i / 8 == 1) << i;
+}
+
+TEST_P(EngineContractTest, CallsAtOnceGetEachTheirOwnAnswer) {
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> callers;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    callers.emplace_back([&, seed] {
+      NormalizeCall call;
+      call.inputs.input = SeededInput(seed, DType::kFloat32, {4, 100});
+      const Arena arena(1);
+      const auto expected = Normalize(arena, call.spec, call.inputs, std::nullopt, false);
+      for (int i = 0; i < 25; ++i) {
+        const auto got = Normalize(engine(), call);
+        if (!got.ok() || !SameBits(got->outputs.output, expected->output)) ++wrong;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace layerd

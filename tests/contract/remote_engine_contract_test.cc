@@ -1,0 +1,74 @@
+// The same suite through the wire: a RemoteEngine that asks a real server, over TCP and over a unix socket.
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "client/remote_engine.h"
+#include "lib/engine/cpu_engine.h"
+#include "server/server.h"
+#include "tests/contract/engine_contract.h"
+
+namespace layerd {
+namespace {
+
+struct Below {
+  std::unique_ptr<CpuEngine> engine;
+  std::unique_ptr<Server> server;
+};
+
+EngineUnderTest MakeRemote(const std::string& listen) {
+  auto below = std::make_shared<Below>();
+  CpuEngineOptions options;
+  options.threads = 2;
+  below->engine = std::make_unique<CpuEngine>(options);
+  auto server = Server::Start({.grpc_listen = listen}, *below->engine);
+  EXPECT_TRUE(server.ok()) << server.status();
+  below->server = *std::move(server);
+  RemoteEngineOptions remote;
+  remote.target = below->server->addresses().front();
+  return {below, std::make_unique<RemoteEngine>(remote)};
+}
+
+INSTANTIATE_TEST_SUITE_P(RemoteEngine, EngineContractTest,
+                         testing::Values(EngineFactory{"Tcp", [] { return MakeRemote("127.0.0.1:0"); }},
+                                         EngineFactory{"UnixSocket",
+                                                       [] {
+                                                         return MakeRemote("unix:" + testing::TempDir() + "layerd_" +
+                                                                           std::to_string(getpid()) + ".sock");
+                                                       }}),
+                         [](const auto& factory) { return factory.param.name; });
+
+TEST(RemoteEngineTest, NobodyThereIsUnavailableWithoutAReason) {
+  RemoteEngine engine({.target = "127.0.0.1:1"});
+  NormalizeCall call;
+  call.context.deadline = absl::Now() + absl::Seconds(5);
+  const absl::Status status = Normalize(engine, std::move(call)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(engine.CheckHealth("", absl::Seconds(5)).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(RemoteEngineTest, HealthKnowsTheServerAndItsServices) {
+  CpuEngine cpu({.threads = 1});
+  auto server = Server::Start({.grpc_listen = "127.0.0.1:0"}, cpu);
+  ASSERT_TRUE(server.ok()) << server.status();
+  RemoteEngine engine({.target = (*server)->addresses().front()});
+  EXPECT_TRUE(engine.CheckHealth("", absl::Seconds(5)).ok());
+  EXPECT_TRUE(engine.CheckHealth("layerd.v1.LayerService", absl::Seconds(5)).ok());
+  EXPECT_EQ(engine.CheckHealth("no.such.Service", absl::Seconds(5)).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ((*server)->Drain(absl::Seconds(1)), 0);
+  EXPECT_EQ(engine.CheckHealth("", absl::Seconds(5)).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(ServerTest, ASecondServerOnTheSameAddressIsRefused) {
+  CpuEngine cpu({.threads = 1});
+  auto first = Server::Start({.grpc_listen = "127.0.0.1:0"}, cpu);
+  ASSERT_TRUE(first.ok());
+  const std::string address = (*first)->addresses().front();
+  const absl::Status second = Server::Start({.grpc_listen = address}, cpu).status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(std::string(second.message()).find(address), std::string::npos) << second;
+}
+
+}  // namespace
+}  // namespace layerd

@@ -1,0 +1,80 @@
+#include "lib/base/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "lib/base/errors.h"
+
+namespace layerd {
+namespace {
+
+TEST(TensorTest, AdoptedBytesAreSharedAndKeepTheirOwnerAlive) {
+  auto owner = std::make_shared<std::vector<float>>(std::vector<float>{1, 2, 3});
+  std::weak_ptr<std::vector<float>> watch = owner;
+  const auto bytes = absl::MakeConstSpan(reinterpret_cast<const std::byte*>(owner->data()), 12);
+  auto tensor = Tensor::Adopt(DType::kFloat32, {3}, owner, bytes);
+  ASSERT_TRUE(tensor.ok());
+  EXPECT_EQ(tensor->data(), bytes.data());
+  owner.reset();
+  EXPECT_FALSE(watch.expired());
+  const Tensor copy = *tensor;
+  tensor = absl::UnknownError("gone");
+  EXPECT_EQ(copy.At(2), 3.0f);
+}
+
+TEST(TensorTest, MisalignedBytesAreCopied) {
+  alignas(8) std::byte storage[13];
+  const float values[3] = {1, -2, 3};
+  std::memcpy(storage + 1, values, 12);
+  const auto tensor = Tensor::Adopt(DType::kFloat32, {3}, nullptr, absl::MakeConstSpan(storage + 1, 12));
+  ASSERT_TRUE(tensor.ok());
+  EXPECT_NE(tensor->data(), storage + 1);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor->data()) % 4, 0u);
+  EXPECT_EQ(tensor->At(1), -2.0f);
+}
+
+TEST(TensorTest, ByteCountsThatDoNotFitAreRefusedWithBothNumbers) {
+  const std::byte bytes[8] = {};
+  const auto tensor = Tensor::Adopt(DType::kFloat32, {3}, nullptr, absl::MakeConstSpan(bytes, 8));
+  EXPECT_EQ(tensor.status().message(), "data: expected 12 bytes for float32 [3], got 8");
+  EXPECT_EQ(DetailsOf(tensor.status()).reason, "BYTE_COUNT_MISMATCH");
+}
+
+TEST(TensorTest, BadShapesAreRefusedBeforeTheirBytesAreCounted) {
+  const auto tensor = Tensor::Adopt(DType::kFloat32, {-1}, nullptr, {});
+  EXPECT_EQ(DetailsOf(tensor.status()).field, "shape");
+}
+
+TEST(TensorTest, EmptyTensorsAreLegal) {
+  const auto tensor = Tensor::Adopt(DType::kBFloat16, {0, 64}, nullptr, {});
+  ASSERT_TRUE(tensor.ok());
+  EXPECT_EQ(tensor->num_bytes(), 0u);
+  EXPECT_TRUE(SameBits(*tensor, Tensor::Allocate(DType::kBFloat16, {0, 64})));
+}
+
+TEST(TensorTest, FloatsAreNarrowedToTheDtype) {
+  const Tensor tensor = Tensor::FromFloats(DType::kBFloat16, {2}, {1.0f, 3.14f});
+  EXPECT_EQ(std::to_integer<int>(tensor.data()[0]), 0x80);  // 1.0 is the bytes 80 3F
+  EXPECT_EQ(std::to_integer<int>(tensor.data()[1]), 0x3F);
+  EXPECT_EQ(tensor.At(1), 3.140625f);
+}
+
+TEST(TensorTest, SameBitsSeesDtypeShapeAndSignOfZero) {
+  const Tensor a = Tensor::FromFloats(DType::kFloat32, {2}, {0.0f, 1.0f});
+  EXPECT_TRUE(SameBits(a, Tensor::FromFloats(DType::kFloat32, {2}, {0.0f, 1.0f})));
+  EXPECT_FALSE(SameBits(a, Tensor::FromFloats(DType::kFloat32, {2}, {-0.0f, 1.0f})));
+  EXPECT_FALSE(SameBits(a, a.Reshaped({2, 1})));
+  EXPECT_FALSE(SameBits(a, Tensor::FromFloats(DType::kFloat16, {2}, {0.0f, 1.0f})));
+}
+
+TEST(TensorTest, AllocatedMemoryIsAlignedToCacheLines) {
+  for (const int64_t n : {0, 1, 7, 1000}) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(Tensor::Allocate(DType::kFloat16, {n}).data()) % 64, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace layerd

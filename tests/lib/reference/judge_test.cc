@@ -1,0 +1,199 @@
+#include "lib/reference/judge.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "lib/layers/seeded.h"
+#include "lib/reference/reference.h"
+
+namespace layerd {
+namespace {
+
+// `tensor` with element `index` moved by `steps` representable values.
+Tensor Moved(const Tensor& tensor, int64_t index, int steps) {
+  std::vector<float> values = tensor.ToFloats();
+  if (tensor.dtype() == DType::kFloat32) {
+    for (int i = 0; i < std::abs(steps); ++i) {
+      values[index] = std::nextafter(values[index], steps > 0 ? INFINITY : -INFINITY);
+    }
+  } else {
+    values[index] *= 1.0f + static_cast<float>(steps) * std::ldexp(1.0f, -MantissaBits(tensor.dtype()));
+  }
+  return Tensor::FromFloats(tensor.dtype(), tensor.shape(), values);
+}
+
+struct NormCase {
+  NormalizeSpec spec;
+  NormalizeInputs inputs;
+  NormalizeOutputs outputs;
+};
+
+NormCase MakeNorm(DType dtype) {
+  NormCase one;
+  one.spec.rounding = NormRounding::kBeforeGamma;
+  one.inputs.input = SeededInput(1, dtype, {2, 16});
+  one.inputs.gamma = SeededGamma(1, dtype, 16);
+  const Arena arena(1);
+  one.outputs = *Normalize(arena, one.spec, one.inputs, std::nullopt, false);
+  return one;
+}
+
+TEST(JudgeTest, AcceptsWhatTheLayerComputes) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    const NormCase one = MakeNorm(dtype);
+    const ErrorReport report = JudgeNormalize(one.spec, one.inputs, one.outputs);
+    EXPECT_TRUE(report.within_contract);
+    EXPECT_LE(report.max_ulp_error, 0.501);
+    ASSERT_EQ(report.stages.size(), 1u);
+    EXPECT_EQ(report.stages[0].stage, "norm");
+  }
+}
+
+TEST(JudgeTest, SeesASingleValueOfANormThatIsOneStepOff) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const int steps : {-1, 1}) {
+      NormCase one = MakeNorm(dtype);
+      one.outputs.output = Moved(one.outputs.output, 21, steps);
+      EXPECT_FALSE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract) << Name(dtype) << steps;
+    }
+  }
+}
+
+TEST(JudgeTest, SeesARoundingLeftOut) {
+  // What AFTER_GAMMA gives, judged as BEFORE_GAMMA.
+  NormCase one = MakeNorm(DType::kBFloat16);
+  NormalizeSpec after = one.spec;
+  after.rounding = NormRounding::kAfterGamma;
+  const Arena arena(1);
+  one.outputs = *Normalize(arena, after, one.inputs, std::nullopt, false);
+  EXPECT_FALSE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract);
+  EXPECT_TRUE(JudgeNormalize(after, one.inputs, one.outputs).within_contract);
+}
+
+TEST(JudgeTest, SeesAWrongResidualSum) {
+  NormCase one = MakeNorm(DType::kFloat32);
+  one.inputs.residual = one.inputs.input;
+  const Arena arena(1);
+  one.outputs = *Normalize(arena, one.spec, one.inputs, std::nullopt, false);
+  EXPECT_TRUE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract);
+  one.outputs.residual_sum = Moved(*one.outputs.residual_sum, 3, 1);
+  EXPECT_FALSE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract);
+}
+
+TEST(JudgeTest, NotANumberMustComeWhereItIsDueAndNowhereElse) {
+  NormCase one = MakeNorm(DType::kFloat32);
+  std::vector<float> values = one.outputs.output.ToFloats();
+  values[5] = std::numeric_limits<float>::quiet_NaN();
+  one.outputs.output = Tensor::FromFloats(DType::kFloat32, {2, 16}, values);
+  const ErrorReport report = JudgeNormalize(one.spec, one.inputs, one.outputs);
+  EXPECT_FALSE(report.within_contract);
+  EXPECT_TRUE(std::isinf(report.max_abs_error));
+
+  std::vector<float> x = one.inputs.input.ToFloats();
+  x[0] = std::numeric_limits<float>::quiet_NaN();  // row 0 is due to be NaN, and is not
+  one.inputs.input = Tensor::FromFloats(DType::kFloat32, {2, 16}, x);
+  one.outputs = MakeNorm(DType::kFloat32).outputs;
+  EXPECT_FALSE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract);
+  const Arena arena(1);
+  one.outputs = *Normalize(arena, one.spec, one.inputs, std::nullopt, false);
+  EXPECT_TRUE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract);
+}
+
+struct FeedForwardCase {
+  FeedForwardSpec spec;
+  FeedForwardWeights weights;
+  Tensor input;
+  FeedForwardOutputs outputs;
+  ErrorReport Judge() const { return JudgeFeedForward(spec, weights, input, outputs); }
+};
+
+FeedForwardCase MakeFeedForward(std::optional<DType> output_dtype = {}) {
+  FeedForwardCase one;
+  one.spec.inner_norm.emplace();
+  one.weights = SeededFeedForwardWeights(1, one.spec, DType::kFloat32, 24, 40, true);
+  one.input = SeededInput(1, DType::kFloat32, {3, 24});
+  const Arena arena(1);
+  one.outputs = *FeedForward(arena, one.spec, one.weights, one.input, output_dtype, true);
+  return one;
+}
+
+TEST(JudgeTest, JudgesEveryStageOfAFeedForward) {
+  const ErrorReport report = MakeFeedForward().Judge();
+  EXPECT_TRUE(report.within_contract);
+  std::vector<std::string> stages;
+  for (const StageReport& stage : report.stages) stages.push_back(stage.stage);
+  EXPECT_EQ(stages, (std::vector<std::string>{"gate", "up", "hidden", "inner_norm", "output"}));
+  EXPECT_GT(report.max_abs_error, 0);
+}
+
+// One value inside is off: the stage that made it is found out, and the ones after it, which really consumed it, are
+// not.
+TEST(JudgeTest, FindsTheStageThatIsWrong) {
+  const auto spoil = [](FeedForwardOutputs& o, int stage) -> Tensor& {
+    return stage == 0 ? *o.gate : stage == 1 ? *o.up : stage == 2 ? *o.hidden : stage == 3 ? *o.normed : o.output;
+  };
+  for (int wrong = 0; wrong < 5; ++wrong) {
+    FeedForwardCase one = MakeFeedForward();
+    Tensor& tensor = spoil(one.outputs, wrong);
+    std::vector<float> values = tensor.ToFloats();
+    values[7] = values[7] * 1.01f + 0.001f;
+    tensor = Tensor::FromFloats(DType::kFloat32, tensor.shape(), values);
+    const ErrorReport report = one.Judge();
+    EXPECT_FALSE(report.within_contract) << wrong;
+    EXPECT_GT(report.stages[wrong].max_error_over_bound, 1) << wrong;
+    for (int earlier = 0; earlier < wrong; ++earlier) {
+      EXPECT_LE(report.stages[earlier].max_error_over_bound, 1) << wrong;
+    }
+  }
+}
+
+TEST(JudgeTest, SeesANarrowOutputThatIsOneStepOff) {
+  FeedForwardCase one = MakeFeedForward(DType::kBFloat16);
+  EXPECT_TRUE(one.Judge().within_contract);
+  one.outputs.output = Moved(one.outputs.output, 11, 2);
+  EXPECT_FALSE(one.Judge().within_contract);
+}
+
+TEST(ReferenceTest, ActivationsHaveTheirKnownValues) {
+  const auto act = [](Activation kind, double x) { return reference::Activate({kind}, x); };
+  EXPECT_NEAR(act(Activation::kSilu, -90) / -7.37461e-38, 1, 1e-5);
+  EXPECT_NEAR(act(Activation::kGelu, -6) / -5.919525870226207e-09, 1, 1e-12);
+  EXPECT_NEAR(act(Activation::kGeluTanh, -6) / -8.43964670076231e-11, 1, 1e-12);
+  EXPECT_NEAR(act(Activation::kGelu, 1), 0.8413447460685429, 1e-15);
+  EXPECT_EQ(act(Activation::kReluSquared, 3), 9);
+  EXPECT_EQ(act(Activation::kSigmoid, 0), 0.5);
+  EXPECT_TRUE(std::isnan(act(Activation::kRelu, NAN)));
+  for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kQuickGelu}) {
+    EXPECT_EQ(act(kind, -INFINITY), 0) << static_cast<int>(kind);
+    EXPECT_TRUE(std::signbit(act(kind, -INFINITY))) << static_cast<int>(kind);
+    EXPECT_EQ(act(kind, INFINITY), INFINITY) << static_cast<int>(kind);
+  }
+}
+
+TEST(ReferenceTest, ProductsOfBothLayoutsAreTheSame) {
+  const Tensor out_in = Tensor::FromFloats(DType::kFloat32, {2, 3}, {1, 2, 3, 4, 5, 6});
+  const Tensor in_out = Tensor::FromFloats(DType::kFloat32, {3, 2}, {1, 4, 2, 5, 3, 6});
+  const std::vector<double> x = {1, 10, 100, -1, 0, 1};
+  const Tensor bias = Tensor::FromFloats(DType::kFloat32, {2}, {0.5f, 0});
+  const std::vector<double> expected = {321.5, 654, 2.5, 2};
+  EXPECT_EQ(reference::Product(x, 2, out_in, WeightLayout::kOutIn, bias).value, expected);
+  EXPECT_EQ(reference::Product(x, 2, in_out, WeightLayout::kInOut, bias).value, expected);
+  EXPECT_EQ(reference::Product(x, 2, in_out, WeightLayout::kInOut, {}).magnitude,
+            (std::vector<double>{321, 654, 4, 10}));
+}
+
+TEST(ReferenceTest, UnpacksBothPackings) {
+  const Tensor halves = Tensor::FromFloats(DType::kFloat32, {4, 1}, {1, 2, 3, 4});
+  const auto a = reference::Unpack(GateUpPacking::kHalves, WeightLayout::kOutIn, halves);
+  EXPECT_EQ(a.gate.ToFloats(), (std::vector<float>{1, 2}));
+  EXPECT_EQ(a.up.ToFloats(), (std::vector<float>{3, 4}));
+  const Tensor wide = Tensor::FromFloats(DType::kFloat32, {2, 4}, {1, 2, 3, 4, 5, 6, 7, 8});
+  const auto b = reference::Unpack(GateUpPacking::kInterleaved, WeightLayout::kInOut, wide);
+  EXPECT_EQ(b.gate.ToFloats(), (std::vector<float>{1, 3, 5, 7}));
+  EXPECT_EQ(b.up.ToFloats(), (std::vector<float>{2, 4, 6, 8}));
+}
+
+}  // namespace
+}  // namespace layerd

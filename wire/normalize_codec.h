@@ -1,0 +1,24 @@
+// Normalize calls and answers between their messages and lib: the server decodes requests and encodes responses, the
+// client the reverse. Deadline and cancellation do not travel in messages. Threads: pure functions.
+#ifndef LAYERD_WIRE_NORMALIZE_CODEC_H_
+#define LAYERD_WIRE_NORMALIZE_CODEC_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "layerd/v1/layer_service.pb.h"
+#include "lib/engine/layer_engine.h"
+
+namespace layerd::wire {
+
+// The call's tensors share the request's bytes and keep `owner` alive. INVALID_ARGUMENT with the path of the field.
+absl::StatusOr<NormalizeCall> DecodeCall(const v1::NormalizeRequest& request, const std::shared_ptr<const void>& owner);
+void EncodeCall(const NormalizeCall& call, v1::NormalizeRequest& request);
+
+void EncodeResult(const NormalizeResult& result, v1::NormalizeResponse& response);
+absl::StatusOr<NormalizeResult> DecodeResult(const v1::NormalizeResponse& response,
+                                             const std::shared_ptr<const void>& owner);
+
+}  // namespace layerd::wire
+
+#endif  // LAYERD_WIRE_NORMALIZE_CODEC_H_

@@ -1,0 +1,96 @@
+#include "wire/tensor_codec.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "lib/base/errors.h"
+#include "lib/base/shape.h"
+
+namespace layerd::wire {
+
+absl::StatusOr<DType> DecodeDType(v1::Dtype dtype) {
+  switch (dtype) {
+    case v1::DTYPE_FLOAT32:
+      return DType::kFloat32;
+    case v1::DTYPE_FLOAT16:
+      return DType::kFloat16;
+    case v1::DTYPE_BFLOAT16:
+      return DType::kBFloat16;
+    case v1::DTYPE_UNSPECIFIED:
+      return MissingField("dtype", "expected DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_BFLOAT16, got nothing");
+    default:
+      break;
+  }
+  return InvalidField("dtype", "UNKNOWN_ENUM_VALUE",
+                      absl::StrCat("expected DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_BFLOAT16, got the unknown value ",
+                                   static_cast<int>(dtype)));
+}
+
+absl::StatusOr<std::optional<DType>> DecodeOptionalDType(std::string_view field, v1::Dtype dtype) {
+  if (dtype == v1::DTYPE_UNSPECIFIED) return std::optional<DType>();
+  const auto decoded = DecodeDType(dtype);
+  if (decoded.ok()) return std::optional<DType>(*decoded);
+  // The path of an enum field is the field itself, not a "dtype" inside it.
+  const std::string text(decoded.status().message());
+  return InvalidField(field, DetailsOf(decoded.status()).reason, text.substr(text.find(": ") + 2));
+}
+
+v1::Dtype EncodeDType(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return v1::DTYPE_FLOAT32;
+    case DType::kFloat16:
+      return v1::DTYPE_FLOAT16;
+    case DType::kBFloat16:
+      return v1::DTYPE_BFLOAT16;
+  }
+  return v1::DTYPE_UNSPECIFIED;
+}
+
+absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, std::shared_ptr<const void> owner) {
+  const auto dtype = DecodeDType(tensor.dtype());
+  if (!dtype.ok()) return dtype.status();
+  const absl::Span<const int64_t> dims(tensor.shape().data(), tensor.shape().size());
+  const auto elements = NumElements(dims);
+  if (!elements.ok()) return Under("shape", elements.status());
+  Shape shape(dims.begin(), dims.end());
+  if (tensor.values_size() == 0) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(tensor.data().data());
+    return Tensor::Adopt(*dtype, std::move(shape), std::move(owner), absl::MakeConstSpan(bytes, tensor.data().size()));
+  }
+  if (!tensor.data().empty()) {
+    return InvalidField("values", "TWO_SOURCES",
+                        absl::StrCat("expected data or values, got both (", tensor.data().size(), " bytes and ",
+                                     tensor.values_size(), " values)"));
+  }
+  if (tensor.values_size() > kMaxTypedValues) {
+    return InvalidField("values", "TOO_MANY_VALUES",
+                        absl::StrCat("expected at most ", kMaxTypedValues, " values, got ", tensor.values_size(),
+                                     "; send larger tensors as data"));
+  }
+  if (tensor.values_size() != *elements) {
+    return InvalidField("values", "VALUE_COUNT_MISMATCH",
+                        absl::StrCat("expected ", *elements, " values for the shape ", ToString(shape), ", got ",
+                                     tensor.values_size()));
+  }
+  return Tensor::FromFloats(*dtype, std::move(shape),
+                            absl::MakeConstSpan(tensor.values().data(), tensor.values().size()));
+}
+
+absl::Status DecodeOptionalTensor(std::string_view field, bool present, const v1::Tensor& tensor,
+                                  const std::shared_ptr<const void>& owner, std::optional<Tensor>& to) {
+  if (!present) return absl::OkStatus();
+  auto decoded = DecodeTensor(tensor, owner);
+  if (!decoded.ok()) return Under(field, decoded.status());
+  to = *std::move(decoded);
+  return absl::OkStatus();
+}
+
+void EncodeTensor(const Tensor& tensor, v1::Tensor& message) {
+  message.set_dtype(EncodeDType(tensor.dtype()));
+  message.mutable_shape()->Assign(tensor.shape().begin(), tensor.shape().end());
+  message.set_data(reinterpret_cast<const char*>(tensor.data()), tensor.num_bytes());
+}
+
+}  // namespace layerd::wire
