@@ -48,6 +48,13 @@ void AddChoice(CLI::App& app, const std::string& flag, Target& target, const std
 
 constexpr char kTensorType[] = "TENSOR";
 
+// "--gate-up" for the weight "gate_up".
+std::string FlagOf(std::string_view weight) {
+  std::string flag = absl::StrCat("--", std::string(weight));
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
 void RegisterCommon(CLI::App& app, CommonCallOptions& options) {
   app.add_option("--input", options.input,
                  "the input: FILE.npy, FILE.safetensors:NAME, or a list such as '[0.5,-1.5,2,1]'")
@@ -58,7 +65,8 @@ void RegisterCommon(CLI::App& app, CommonCallOptions& options) {
   app.add_flag("--intermediates", options.intermediates, "answer the values inside too");
   app.add_option("--weights", options.weights_file, "a safetensors checkpoint to take the layer from, with --prefix");
   app.add_option("--prefix", options.prefix, "the layer's name in the checkpoint, for example model.layers.0.mlp");
-  app.add_option("--seed", options.seed, "make what is not given from this seed (docs/seeded.md), with --dim");
+  app.add_option("--seed", options.seed, "make what is not given from this seed (docs/seeded.md), with --dim")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--rows", options.rows, "rows of the seeded input (4)")->check(CLI::Range(0, 1 << 20));
   app.add_option("--dim", options.dim, "width of the seeded input")->check(CLI::Range(1, 1 << 20));
 }
@@ -128,7 +136,11 @@ absl::StatusOr<NormalizeCall> NormalizeOptions::Build() const {
     // The checkpoint's epsilon is that of its own kind.
     if (!call.spec.epsilon && known_kind == norm->kind) call.spec.epsilon = norm->epsilon;
   } else if (common.seed && gamma.empty() && call.inputs.input.rank() > 0) {
-    const int64_t dim = call.inputs.input.shape().back();
+    int64_t dim = 1;
+    for (int axis = std::max(0, call.inputs.input.rank() - call.spec.normalized_axes); axis < call.inputs.input.rank();
+         ++axis) {
+      dim *= call.inputs.input.dim(axis);
+    }
     call.inputs.gamma = SeededGamma(*common.seed, common.dtype, dim);
     if (known_kind == NormKind::kLayerNorm) call.inputs.beta = SeededBeta(*common.seed, common.dtype, dim);
   }
@@ -160,9 +172,7 @@ void FeedForwardOptions::Register(CLI::App& app) {
   app.add_option("--inner-norm-eps", inner_norm_epsilon, "its epsilon (1e-6)");
   for (const char* name :
        {"gate", "up", "gate_up", "down", "gate_bias", "up_bias", "gate_up_bias", "down_bias", "inner_norm_gamma"}) {
-    std::string flag = absl::StrCat("--", name);
-    for (char& c : flag) c = c == '_' ? '-' : c;
-    app.add_option(flag, weights[name], "a weight of the layer")->type_name(kTensorType);
+    app.add_option(FlagOf(name), weights[name], "a weight of the layer")->type_name(kTensorType);
   }
   app.add_option("--hidden", hidden_dim, "hidden width of seeded weights")->check(CLI::Range(1, 1 << 20));
   app.add_flag("--biases", biases, "seeded weights with biases");
@@ -197,7 +207,15 @@ absl::StatusOr<FeedForwardCall> FeedForwardOptions::Build() const {
   if (packing) call.spec.packing = *packing;
   if (layout) call.spec.layout = *layout;
   if (activation) call.spec.activation.kind = *activation;
-  if (swish_beta) call.spec.activation.beta = *swish_beta;
+  if (swish_beta) {
+    if (activation_known && call.spec.activation.kind != Activation::kSilu) {
+      return absl::InvalidArgumentError("--swish-beta: expected nothing, since the activation is not silu");
+    }
+    call.spec.activation.beta = *swish_beta;
+  }
+  if (packing && call.spec.form == FeedForwardForm::kPlain) {
+    return absl::InvalidArgumentError("--packing: expected nothing, since the plain form has no gate");
+  }
   if (inner_norm || inner_norm_epsilon) call.spec.inner_norm = InnerNorm{inner_norm_epsilon};
 
   const bool any_given = std::any_of(weights.begin(), weights.end(), [](const auto& w) { return !w.second.empty(); });
@@ -221,7 +239,7 @@ absl::StatusOr<FeedForwardCall> FeedForwardOptions::Build() const {
   for (const auto& [name, tensor] : kFields) {
     const auto given = weights.find(name);
     if (given == weights.end()) continue;
-    if (auto status = ReadOptional(absl::StrCat("--", name), given->second, common.dtype, *tensor); !status.ok()) {
+    if (auto status = ReadOptional(FlagOf(name), given->second, common.dtype, *tensor); !status.ok()) {
       return status;
     }
   }

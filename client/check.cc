@@ -9,7 +9,6 @@
 #include "absl/strings/str_format.h"
 #include "client/commands.h"
 #include "client/output.h"
-#include "lib/base/errors.h"
 #include "lib/layers/seeded.h"
 #include "lib/reference/judge.h"
 
@@ -23,17 +22,13 @@ struct Verdict {
   bool within_contract() const { return server.within_contract && local.within_contract; }
 };
 
-absl::Status WrongAnswer(std::string_view what) {
-  return InternalError(absl::StrCat("the answer ", std::string(what)));
-}
-
 // Judging indexes an answer by the call's shapes: they must fit before it begins.
 absl::Status ExpectShape(std::string_view name, const std::optional<Tensor>& tensor, const Shape& shape, DType dtype) {
-  if (!tensor) return WrongAnswer(absl::StrCat("has no ", std::string(name)));
+  if (!tensor) return MalformedAnswer(absl::StrCat("has no ", std::string(name)));
   if (tensor->shape() != shape || tensor->dtype() != dtype) {
-    return WrongAnswer(absl::StrCat("has ", std::string(name), " as ", std::string(Name(tensor->dtype())), " ",
-                                    ToString(tensor->shape()), ", expected ", std::string(Name(dtype)), " ",
-                                    ToString(shape)));
+    return MalformedAnswer(absl::StrCat("has ", std::string(name), " as ", std::string(Name(tensor->dtype())), " ",
+                                        ToString(tensor->shape()), ", expected ", std::string(Name(dtype)), " ",
+                                        ToString(shape)));
   }
   return absl::OkStatus();
 }
@@ -42,7 +37,7 @@ absl::StatusOr<Verdict> Ask(LayerEngine& engine, NormalizeCall call) {
   call.verify = true;
   auto result = Normalize(engine, call);
   if (!result.ok()) return result.status();
-  if (!result->report) return WrongAnswer("has no report");
+  if (!result->report) return MalformedAnswer("has no report");
   const Tensor& input = call.inputs.input;
   const DType dtype = call.output_dtype.value_or(input.dtype());
   if (auto status = ExpectShape("output", result->outputs.output, input.shape(), dtype); !status.ok()) return status;
@@ -60,7 +55,7 @@ absl::StatusOr<Verdict> Ask(LayerEngine& engine, FeedForwardCall call) {
   call.intermediates = true;
   auto result = FeedForward(engine, call);
   if (!result.ok()) return result.status();
-  if (!result->report) return WrongAnswer("has no report");
+  if (!result->report) return MalformedAnswer("has no report");
   const auto extent = CheckFeedForward(call.spec, call.weights, call.input);
   if (!extent.ok()) return extent.status();
   Shape inside = call.input.shape(), outside = call.input.shape();

@@ -5,12 +5,18 @@
 #include "client/commands.h"
 #include "client/output.h"
 #include "client/tensor_source.h"
+#include "lib/base/errors.h"
 
 namespace layerd {
 namespace {
 
 void AddIfThere(NamedTensors& tensors, const char* name, const std::optional<Tensor>& tensor) {
   if (tensor) tensors.emplace_back(name, *tensor);
+}
+
+// Before anything is asked, rather than after it was answered.
+absl::Status CheckOut(const Session& session) {
+  return session.out.empty() ? absl::OkStatus() : Under("--out", CheckWritable(session.out));
 }
 
 int Present(const Session& session, const NamedTensors& tensors, const std::optional<ErrorReport>& report) {
@@ -28,6 +34,7 @@ int Present(const Session& session, const NamedTensors& tensors, const std::opti
 }  // namespace
 
 int RunNormalize(const Session& session, const NormalizeOptions& options) {
+  if (auto status = CheckOut(session); !status.ok()) return FailLocally(status);
   auto call = options.Build();
   if (!call.ok()) return FailLocally(call.status());
   RemoteEngine engine(session.EngineOptions());
@@ -42,6 +49,7 @@ int RunNormalize(const Session& session, const NormalizeOptions& options) {
 }
 
 int RunFeedForward(const Session& session, const FeedForwardOptions& options) {
+  if (auto status = CheckOut(session); !status.ok()) return FailLocally(status);
   auto call = options.Build();
   if (!call.ok()) return FailLocally(call.status());
   RemoteEngine engine(session.EngineOptions());

@@ -10,7 +10,6 @@
 #include "absl/strings/str_format.h"
 #include "client/commands.h"
 #include "client/output.h"
-#include "lib/base/errors.h"
 #include "lib/layers/accounting.h"
 #include "lib/layers/seeded.h"
 
@@ -52,7 +51,7 @@ class Asker {
     call.weights.down = Tensor::FromFloats(DType::kFloat32, {1, 1}, {1});
     const auto output = Layer(std::move(call));
     if (!output.ok()) return output.status();
-    if (output->num_elements() != 1) return InternalError("the answer has not one element");
+    if (output->num_elements() != 1) return MalformedAnswer("has not one element");
     return output->At(0);
   }
 
@@ -109,7 +108,7 @@ absl::StatusOr<int> ShowNorms(Asker& asker, std::string& seen) {
     for (int i = 0; i < 3; ++i) {
       const auto y = asker.Norm(kind, inputs[i].second);
       if (!y.ok()) return y.status();
-      if (y->size() != x.size()) return InternalError("the answer has another size than the input");
+      if (y->size() != x.size()) return MalformedAnswer("has another size than the input");
       if (i == 0) first = *y;
       changed[i] = Changed(first, *y);
       PrintRow(inputs[i].first, *y, first);

@@ -1,6 +1,7 @@
 // layerctl: the client of layerd.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "client/call_options.h"
@@ -29,6 +30,14 @@ constexpr char kFeedForwardExamples[] = R"(examples:
   layerctl feedforward --weights model.safetensors --prefix model.layers.0.mlp --activation silu --input x.npy
   layerctl feedforward --form plain --activation relu --layout out_in --up '[[1,0],[0,1]]' --down '[[1,1]]' --input '[[1,-2]]'
   layerctl feedforward --seed 1 --dim 512 --hidden 1365 --rows 4 --verify)";
+
+constexpr char kCheckNormalizeExamples[] = R"(examples:
+  layerctl check normalize --kind layer_norm --input '[0.5,-1.5,2,1]'
+  layerctl check normalize --seed 1 --dim 4096 --kind rms_norm --dtype bfloat16 --rounding before_gamma)";
+
+constexpr char kCheckFeedForwardExamples[] = R"(examples:
+  layerctl check feedforward --seed 1 --dim 512 --hidden 1365
+  layerctl check feedforward --weights model.safetensors --prefix model.layers.0.mlp --activation silu --input x.npy)";
 
 int Run(int argc, char** argv) {
   CLI::App app("layerctl asks a layerd to compute transformer layers.", "layerctl");
@@ -59,22 +68,24 @@ int Run(int argc, char** argv) {
 
   auto* check_command = app.add_subcommand(
       "check", "ask with verify, and judge the answer here too; without a layer, a set of seeded ones");
-  check_command->add_option("--seed", seeded.seed, "of the seeded layers (1)");
+  check_command->add_option("--seed", seeded.seed, "of the seeded layers (1)")->check(CLI::NonNegativeNumber);
   check_command->add_option("--rows", seeded.rows, "of their input (4)")->check(CLI::Range(0, 1 << 20));
   check_command->add_option("--dim", seeded.dim, "their width (512)")->check(CLI::Range(1, 1 << 20));
   check_command->add_option("--hidden", seeded.hidden_dim, "their hidden width (1365)")->check(CLI::Range(1, 1 << 20));
   check_command->require_subcommand(0, 1);
   auto* check_normalize_command = check_command->add_subcommand("normalize", "one norm, described as for normalize");
-  check_normalize_command->fallthrough(false);
+  check_normalize_command->footer(kCheckNormalizeExamples);
   check_normalize.Register(*check_normalize_command);
   auto* check_feed_forward_command =
       check_command->add_subcommand("feedforward", "one layer, described as for feedforward");
-  check_feed_forward_command->fallthrough(false);
+  check_feed_forward_command->footer(kCheckFeedForwardExamples);
   check_feed_forward.Register(*check_feed_forward_command);
 
   auto* demo_command = app.add_subcommand("demo", "what norms and gates do, with figures from the server");
   auto* self_test_command = app.add_subcommand("selftest", "values known beforehand, computed by the server");
+  self_test_command->footer("examples:\n  layerctl selftest");
   auto* health_command = app.add_subcommand("health", "ask whether the server takes calls");
+  health_command->footer("examples:\n  layerctl health\n  layerctl health --service layerd.v1.LayerService");
   health_command->add_option("--service", health_service, "one service of it, by its full name (the whole server)");
 
   auto* plan_command =
@@ -92,7 +103,12 @@ int Run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::fprintf(stderr, "layerctl: %s\n", error.what());
+    const auto unknown = app.remaining();
+    if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && !unknown.empty()) {
+      std::fprintf(stderr, "layerctl: no command '%s'; see layerctl --help\n", unknown.front().c_str());
+    } else {
+      std::fprintf(stderr, "layerctl: %s\n", error.what());
+    }
     return kExitUsage;
   }
   if (*normalize_command) return RunNormalize(session, normalize);
@@ -109,4 +125,9 @@ int Run(int argc, char** argv) {
 }  // namespace
 }  // namespace layerd
 
-int main(int argc, char** argv) { return layerd::Run(argc, argv); }
+int main(int argc, char** argv) {
+  const int exit_status = layerd::Run(argc, argv);
+  // gRPC stays up until the process ends (remote_engine.cc); there is nothing left to save.
+  std::fflush(nullptr);
+  std::_Exit(exit_status);
+}

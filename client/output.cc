@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/remote_engine.h"
 #include "lib/base/errors.h"
 #include "lib/base/shape.h"
 
@@ -18,8 +19,8 @@ std::string JsonNumber(Float value) {
   if (std::isnan(value)) return "\"NaN\"";
   if (std::isinf(value)) return value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
   char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
-  return std::string(buffer, end);
+  const std::string text(buffer, std::to_chars(buffer, buffer + sizeof(buffer), value).ptr);
+  return text == "-0" ? "-0.0" : text;  // readers take "-0" for an integer, and lose the sign
 }
 
 // The values of the sub-tensor that begins at `axis`, nested; `next` counts through the elements.
@@ -73,6 +74,7 @@ int FailLocally(const absl::Status& status) { return Fail(status, kExitUsage); }
 
 int FailRemotely(const absl::Status& status) {
   // What the server says carries a reason; what gRPC says of the connection does not.
+  if (DetailsOf(status).reason == kMalformedAnswer) return Fail(status, kExitOutsideContract);
   const bool from_server = !DetailsOf(status).reason.empty();
   const bool no_answer =
       status.code() == absl::StatusCode::kUnavailable || status.code() == absl::StatusCode::kDeadlineExceeded;

@@ -23,7 +23,8 @@ inline constexpr int kExitRefused = 4;       // the server answered with an erro
 
 // Prints `status` in one line on standard error; returns kExitUsage.
 int FailLocally(const absl::Status& status);
-// The same for what a call to the server came back with; returns kExitNoConnection or kExitRefused.
+// The same for what a call to the server came back with; returns kExitNoConnection, kExitRefused, or, for an answer that is
+// none, kExitOutsideContract.
 int FailRemotely(const absl::Status& status);
 
 // Named tensors of an answer, the output first.

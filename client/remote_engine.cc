@@ -24,7 +24,18 @@
 namespace layerd {
 namespace {
 
+// gRPC shuts itself down with its last channel, and may then wait 10 s for a poller that it started for a large write. One
+// reference that is never given back keeps it up until the process ends.
+void KeepGrpcUp() {
+  static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+  static_cast<void>(kept);
+}
+
 std::shared_ptr<grpc::Channel> Connect(const RemoteEngineOptions& options) {
+  KeepGrpcUp();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(
       static_cast<int>(std::min<int64_t>(options.max_answer_bytes, std::numeric_limits<int>::max())));
@@ -35,6 +46,12 @@ std::shared_ptr<grpc::Channel> Connect(const RemoteEngineOptions& options) {
 }
 
 }  // namespace
+
+absl::Status MalformedAnswer(std::string_view what) {
+  ErrorDetails details;
+  details.reason = kMalformedAnswer;
+  return WithDetails(absl::StatusCode::kInternal, absl::StrCat("the server's answer ", std::string(what)), details);
+}
 
 struct RemoteEngine::Impl {
   explicit Impl(const RemoteEngineOptions& options)
@@ -67,6 +84,7 @@ struct RemoteEngine::Impl {
     method(&state->context, &state->request, state->response.get(), [this, state](const grpc::Status& status) {
       absl::StatusOr<Result> result = status.ok() ? wire::DecodeResult(*state->response, state->response)
                                                   : absl::StatusOr<Result>(wire::DecodeStatus(status));
+      if (status.ok() && !result.ok()) result = MalformedAnswer(absl::StrCat("has ", result.status().message()));
       Done answer = std::move(state->done);
       delete state;
       answer(std::move(result));

@@ -5,12 +5,17 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "lib/engine/layer_engine.h"
 
 namespace layerd {
+
+// The reason of the INTERNAL error for an answer that is damaged, or does not fit its call.
+inline constexpr char kMalformedAnswer[] = "MALFORMED_ANSWER";
+absl::Status MalformedAnswer(std::string_view what);
 
 struct RemoteEngineOptions {
   std::string target = "127.0.0.1:50051";  // HOST:PORT, or unix:PATH

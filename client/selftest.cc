@@ -25,12 +25,13 @@ struct Case {
   double rel_tolerance = 1e-6;
 };
 
-Tensor Row(std::vector<float> values, DType dtype = DType::kFloat32) {
+Tensor Row(const std::vector<float>& values, DType dtype = DType::kFloat32) {
   const auto size = static_cast<int64_t>(values.size());
   return Tensor::FromFloats(dtype, {1, size}, values);
 }
 
-Case NormCase(std::string name, NormalizeSpec spec, NormalizeInputs inputs, std::vector<double> expected) {
+Case NormCase(std::string name, const NormalizeSpec& spec, const NormalizeInputs& inputs,
+              std::vector<double> expected) {
   return {std::move(name),
           [spec, inputs](LayerEngine& engine, absl::Time deadline) -> absl::StatusOr<Tensor> {
             NormalizeCall call;
@@ -45,7 +46,8 @@ Case NormCase(std::string name, NormalizeSpec spec, NormalizeInputs inputs, std:
 }
 
 // `activation` of each value, as a plain layer with the identity for both matrices.
-Case ActivationCase(std::string name, Activation activation, std::vector<float> x, std::vector<double> expected) {
+Case ActivationCase(std::string name, Activation activation, const std::vector<float>& x,
+                    std::vector<double> expected) {
   return {std::move(name),
           [activation, x](LayerEngine& engine, absl::Time deadline) -> absl::StatusOr<Tensor> {
             // One row a value, so that what is not finite meets nothing else.

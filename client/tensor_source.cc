@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,9 @@ absl::Status Flatten(const json& value, const Shape& shape, size_t depth, std::v
       return absl::InvalidArgumentError(absl::StrCat("expected a number in the list, got ", Shortened(value.dump())));
     }
     to.push_back(static_cast<float>(*number));
+    if (std::isfinite(*number) && !std::isfinite(to.back())) {
+      return absl::InvalidArgumentError(absl::StrCat("expected numbers that fit float32, got ", value.dump()));
+    }
     return absl::OkStatus();
   }
   if (!value.is_array() || static_cast<int64_t>(value.size()) != shape[depth]) {
@@ -51,7 +55,10 @@ absl::Status Flatten(const json& value, const Shape& shape, size_t depth, std::v
 }
 
 absl::StatusOr<Tensor> ParseTyped(std::string_view text, DType dtype) {
-  const json value = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  // The reader takes "-0" for an integer, and so for +0.
+  static const std::regex kMinusZero("([\\[,\\s])-0(?=[,\\]\\s])");
+  const std::string exact = std::regex_replace(std::string(text), kMinusZero, "$1-0.0");
+  const json value = json::parse(exact, nullptr, /*allow_exceptions=*/false);
   if (!value.is_array()) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected a list of numbers such as [0.5, -1.5], got ", Shortened(text)));
@@ -100,14 +107,17 @@ absl::StatusOr<Tensor> ReadTensor(std::string_view text, DType typed_dtype) {
       absl::StrCat("expected FILE.npy, FILE.safetensors:NAME or a list [...], got ", Shortened(text)));
 }
 
-absl::Status WriteTensor(std::string_view text, const Tensor& tensor) {
-  if (IsNpy(text)) return WriteNpy(std::string(text), tensor);
-  if (const auto parts = SplitSafetensors(text)) {
-    const std::string name = parts->second.empty() ? "output" : parts->second;
-    return WriteSafetensors(parts->first, std::map<std::string, Tensor>{{name, tensor}});
-  }
+absl::Status CheckWritable(std::string_view text) {
+  if (IsNpy(text) || SplitSafetensors(text)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("expected FILE.npy or FILE.safetensors[:NAME], got ", Shortened(text)));
+}
+
+absl::Status WriteTensor(std::string_view text, const Tensor& tensor) {
+  if (auto status = CheckWritable(text); !status.ok()) return status;
+  if (IsNpy(text)) return WriteNpy(std::string(text), tensor);
+  const auto [file, name] = *SplitSafetensors(text);
+  return WriteSafetensors(file, std::map<std::string, Tensor>{{name.empty() ? "output" : name, tensor}});
 }
 
 }  // namespace layerd

@@ -14,6 +14,9 @@ namespace layerd {
 // "-Infinity" in quotes) are rounded to `typed_dtype`. A file's tensor keeps its own dtype.
 absl::StatusOr<Tensor> ReadTensor(std::string_view text, DType typed_dtype);
 
+// Whether WriteTensor() knows what to make of `text`; INVALID_ARGUMENT otherwise.
+absl::Status CheckWritable(std::string_view text);
+
 // Writes FILE.npy, or FILE.safetensors[:NAME] (name "output" where none is given).
 absl::Status WriteTensor(std::string_view text, const Tensor& tensor);
 

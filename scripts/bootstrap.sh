@@ -9,8 +9,8 @@ set -euo pipefail
 build_packages=(
   # Toolchain.
   ca-certificates cmake g++ ninja-build pkg-config
-  # gRPC and Protocol Buffers, with channelz and reflection; Abseil.
-  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
+  # gRPC and Protocol Buffers, with channelz and reflection; zlib, for compressed messages; Abseil.
+  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc zlib1g-dev libabsl-dev
   # Linear algebra, SIMD, threads.
   libopenblas-dev libopenblas0-pthread libhwy-dev libtbb-dev
   # Logs, command lines, JSON.

@@ -1,15 +1,13 @@
 #include "server/flags.h"
 
 #include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/reflection.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "lib/base/parallel.h"
 #include "server/log.h"
@@ -29,7 +27,7 @@ ABSL_FLAG(
     "products may also go through OpenBLAS.");
 ABSL_FLAG(int, queue_calls, 256, "Calls that may wait for a thread, 1 to 1000000; more are refused.");
 ABSL_FLAG(
-    double, max_verify_flops, 4e9,
+    double, max_verify_flops, 1e9,
     "Largest layer, in floating-point operations, that a call with verify set may have computed again in float64.");
 ABSL_FLAG(std::string, log_level, "info", "Least level that is logged: debug, info, warning or error.");
 
@@ -49,6 +47,19 @@ template <typename T>
 absl::Status CheckRange(std::string_view flag, T value, T lowest, T highest) {
   if (value >= lowest && value <= highest) return absl::OkStatus();
   return OutOfRange(flag, absl::StrCat(lowest, " to ", highest), absl::StrCat(value));
+}
+
+// Abseil's own help names the path of the source, and ends with status 1.
+void PrintHelp() {
+  std::puts(
+      "layerd computes transformer layers, RMSNorm, LayerNorm and feed-forward, for callers over gRPC.\n"
+      "Each flag may also be given as the environment variable LAYERD_<FLAG>, or in a file by --flagfile=FILE; the\n"
+      "command line goes over the environment, the environment over the file.\n");
+  for (const std::string_view name : kFlagNames) {
+    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(absl::string_view(name.data(), name.size()));
+    std::printf("  --%s  (default: %s)\n      %s\n", std::string(name).c_str(),
+                flag->DefaultValue().empty() ? "none" : flag->DefaultValue().c_str(), flag->Help().c_str());
+  }
 }
 
 // Flag file, environment and command line as one command line, in that order: the last one to set a flag wins.
@@ -79,17 +90,20 @@ std::vector<std::string> AllArguments(int argc, char** argv) {
 }  // namespace
 
 absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "computes transformer layers, RMSNorm, LayerNorm and feed-forward, for callers over gRPC.\n"
-      "Each flag may also be given as the environment variable LAYERD_<FLAG>, or in a file by --flagfile=FILE; the\n"
-      "command line goes over the environment, the environment over the file.");
-  absl::FlagsUsageConfig usage;
-  usage.contains_help_flags = [](absl::string_view file) { return absl::StrContains(file, "server/flags.cc"); };
-  usage.version_string = [] { return absl::StrCat("layerd ", LAYERD_VERSION, "\n"); };
-  absl::SetFlagsUsageConfig(usage);
-
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--help" || argument == "-help" || argument == "-h") {
+      PrintHelp();
+      std::exit(0);
+    }
+    if (argument == "--version" || argument == "-version") {
+      std::puts("layerd " LAYERD_VERSION);
+      std::exit(0);
+    }
+  }
   std::vector<std::string> arguments = AllArguments(argc, argv);
   std::vector<char*> pointers;
+  pointers.reserve(arguments.size());
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   const auto positional = absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
   if (positional.size() > 1) {
@@ -117,11 +131,13 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
     if (!config.simd) return OutOfRange("simd", "auto, avx512, avx2 or scalar", simd);
   }
   config.server.grpc_listen = absl::GetFlag(FLAGS_grpc_listen);
-  config.server.max_message_bytes = static_cast<int64_t>(max_message_mib) << 20;
+  config.server.layer_service.max_message_bytes = static_cast<int64_t>(max_message_mib) << 20;
   config.port_file = absl::GetFlag(FLAGS_port_file);
   config.grace = absl::Seconds(grace_s);
   config.threads = threads == 0 ? AvailableCpus() : threads;
   config.queue_calls = queue_calls;
+  config.server.layer_service.queue_calls = queue_calls;
+  config.server.layer_service.decoding_threads = config.threads;
   config.max_verify_flops = max_verify_flops;
   if (const auto addresses = ParseListenAddresses(config.server.grpc_listen); !addresses.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--grpc_listen: ", addresses.status().message()));

@@ -24,7 +24,8 @@ struct Config {
   std::optional<Simd> simd;  // nothing: the widest that the CPU has
 };
 
-// Reads the flags; --help and unknown or unreadable flags end the process, as Abseil has it, with one line. Returns
+// Reads the flags. --help and --version end the process with status 0; unknown and unreadable flags with one line and
+// status 1, as Abseil has it. Returns
 // INVALID_ARGUMENT, naming the flag, for a value out of range or an argument that is no flag.
 absl::StatusOr<Config> ParseFlags(int argc, char** argv);
 

@@ -9,40 +9,51 @@
 
 #include "absl/time/time.h"
 #include "layerd/v1/layer_service.grpc.pb.h"
+#include "lib/base/worker_pool.h"
 #include "lib/engine/layer_engine.h"
 
 namespace layerd {
 
-// Threads: as gRPC calls it, and Drain() from any one. The engine must outlive it.
-class LayerService final : public v1::LayerService::CallbackService {
- public:
-  // A request of more than `max_message_bytes` is refused by name.
-  LayerService(LayerEngine& engine, int64_t max_message_bytes)
-      : engine_(engine), max_message_bytes_(max_message_bytes) {}
+struct LayerServiceOptions {
+  int64_t max_message_bytes = int64_t{64} << 20;  // a larger request is refused by name
+  int decoding_threads = 1;
+  int queue_calls = 256;  // large requests that may wait to be decoded
+};
 
-  grpc::ServerUnaryReactor* Normalize(grpc::CallbackServerContext* context, const v1::NormalizeRequest* request,
-                                      v1::NormalizeResponse* response) override;
-  grpc::ServerUnaryReactor* FeedForward(grpc::CallbackServerContext* context, const v1::FeedForwardRequest* request,
-                                        v1::FeedForwardResponse* response) override;
+// Requests are taken as bytes (see wire/message_codec.h). Small ones are decoded on gRPC's thread, larger ones on a thread
+// of this service, so that gRPC's go on serving others.
+//
+// Threads: as gRPC calls it, and Drain() from any one. The engine must outlive it.
+class LayerService final : public v1::LayerService::WithRawCallbackMethod_Normalize<
+                               v1::LayerService::WithRawCallbackMethod_FeedForward<v1::LayerService::Service>> {
+ public:
+  LayerService(LayerEngine& engine, const LayerServiceOptions& options);
+
+  grpc::ServerUnaryReactor* Normalize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                      grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* FeedForward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* response) override;
 
   // From now on refuses calls with UNAVAILABLE; waits until those that were taken are finished, at most until
   // `deadline`. Returns how many are not.
   int64_t Drain(absl::Time deadline);
 
  private:
-  template <typename Call, typename Result, typename Request, typename Response>
-  grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context, const Request* request, Response* response);
+  template <typename Request, typename Response, typename Result>
+  grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response);
 
   // Counts a call in; false when draining.
   bool Enter();
   void Leave();
 
   LayerEngine& engine_;
-  const int64_t max_message_bytes_;
+  const LayerServiceOptions options_;
   std::mutex mutex_;
   std::condition_variable idle_;
   int64_t in_flight_ = 0;  // guarded by mutex_
   bool draining_ = false;  // guarded by mutex_
+  WorkerPool decoders_;    // last: its jobs use the rest
 };
 
 }  // namespace layerd

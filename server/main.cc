@@ -53,6 +53,18 @@ absl::Status WritePortFile(const std::string& path, const std::vector<int>& port
   return absl::OkStatus();
 }
 
+void LogMatMul(const MatMulReport& report) {
+  if (!report.openblas_version.empty()) {
+    Log(LogLevel::kInfo, "openblas",
+        {{"version", report.openblas_version},
+         {"core", report.openblas_core},
+         {"core_asked_for", report.openblas_requested.empty() ? "none" : report.openblas_requested},
+         {"follows_order", report.follows_order ? "yes" : "no"},
+         {"used", report.used ? "yes" : "no"}});
+  }
+  if (!report.used) Log(LogLevel::kWarning, "openblas_not_used", {{"reason", report.reason}});
+}
+
 int Run(int argc, char** argv) {
   // Before any thread is made, so that all inherit it and only sigwait() below sees the signals.
   const sigset_t stop_signals = BlockStopSignals();
@@ -65,30 +77,20 @@ int Run(int argc, char** argv) {
   }
   const auto matmul = InitMatMul(/*allow_openblas=*/!config->simd);
   if (!matmul.ok()) return Fail(absl::StrCat("refusing to serve: ", matmul.status().message()));
-  if (!matmul->openblas_version.empty()) {
-    Log(LogLevel::kInfo, "openblas",
-        {{"version", matmul->openblas_version},
-         {"core", matmul->openblas_core},
-         {"core_asked_for", matmul->openblas_requested.empty() ? "none" : matmul->openblas_requested},
-         {"follows_order", matmul->follows_order ? "yes" : "no"},
-         {"used", matmul->used ? "yes" : "no"}});
-  }
-  if (!matmul->used) Log(LogLevel::kWarning, "openblas_not_used", {{"reason", matmul->reason}});
-
   CpuEngineOptions engine_options;
   engine_options.threads = config->threads;
   engine_options.queue_calls = config->queue_calls;
-  engine_options.max_answer_bytes = config->server.max_message_bytes;
+  engine_options.max_answer_bytes = config->server.layer_service.max_message_bytes;
   engine_options.max_verify_flops = config->max_verify_flops;
   auto engine = std::make_unique<CpuEngine>(engine_options);
   if (engine->workers() == 0) return Fail("cannot start a single computing thread: is the limit on processes too low?");
+  auto server = Server::Start(config->server, *engine);
+  if (!server.ok()) return Fail(server.status().message());
+  LogMatMul(*matmul);
   if (engine->workers() < config->threads) {
     Log(LogLevel::kWarning, "fewer_threads",
         {{"asked", absl::StrCat(config->threads)}, {"started", absl::StrCat(engine->workers())}});
   }
-
-  auto server = Server::Start(config->server, *engine);
-  if (!server.ok()) return Fail(server.status().message());
   for (const std::string& address : (*server)->addresses()) {
     Log(LogLevel::kInfo, "listening",
         {{"address", address},
@@ -109,23 +111,19 @@ int Run(int argc, char** argv) {
   Log(LogLevel::kInfo, "draining",
       {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"}, {"grace", absl::FormatDuration(config->grace)}});
 
-  auto drained = std::async(std::launch::async, [&] {
-    const int64_t unfinished = (*server)->Drain(config->grace);
-    server->reset();
-    engine.reset();
-    return unfinished;
-  });
+  auto drained = std::async(std::launch::async, [&] { return (*server)->Drain(config->grace); });
   if (drained.wait_for(absl::ToChronoNanoseconds(config->grace) + kAbandonAfter) != std::future_status::ready) {
     // A computation that was under way does not end by being cancelled; its caller has been told already.
     Log(LogLevel::kWarning, "stopped", {{"abandoned", "a computation that outlasted the grace period"}});
-    std::_Exit(0);
-  }
-  if (const int64_t unfinished = drained.get(); unfinished > 0) {
+  } else if (const int64_t unfinished = drained.get(); unfinished > 0) {
     Log(LogLevel::kWarning, "stopped", {{"cancelled_calls", absl::StrCat(unfinished)}});
   } else {
     Log(LogLevel::kInfo, "stopped");
   }
-  return 0;
+  // Every answer is sent and every connection closed. The rest is memory, and gRPC's own shutdown, which may wait 10 s
+  // for a poller that it started for a large write.
+  std::fflush(nullptr);
+  std::_Exit(0);
 }
 
 }  // namespace

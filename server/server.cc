@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <grpc/grpc.h>
+#include <grpc/support/log.h>
 #include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -13,13 +14,21 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/half_close.h"
+#include "server/log.h"
 
 namespace layerd {
 namespace {
 
+// gRPC's own messages go into our log, at its lowest level: what matters of them comes to us as a status too.
+void ForwardGrpcLog(gpr_log_func_args* args) {
+  Log(LogLevel::kDebug, "grpc", {{"message", args->message}, {"file", args->file}, {"line", absl::StrCat(args->line)}});
+}
+
 void InstallPluginsOnce() {
   static std::once_flag once;
   std::call_once(once, [] {
+    gpr_set_log_function(ForwardGrpcLog);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::channelz::experimental::InitChannelzService();
@@ -32,15 +41,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   const auto addresses = ParseListenAddresses(options.grpc_listen);
   if (!addresses.ok()) return addresses.status();
   InstallPluginsOnce();
-  std::unique_ptr<Server> server(new Server(engine, options.max_message_bytes));
+  std::unique_ptr<Server> server(new Server(engine, options.layer_service));
 
   grpc::ServerBuilder builder;
   // A second server on the same port must fail, not share it.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // gRPC refuses a message over this limit with a bare status that names no flag. Up to twice our own limit the message
   // reaches the service, which refuses it by name.
-  builder.SetMaxReceiveMessageSize(
-      static_cast<int>(std::min<int64_t>(2 * options.max_message_bytes, std::numeric_limits<int>::max())));
+  builder.SetMaxReceiveMessageSize(static_cast<int>(
+      std::min<int64_t>(2 * options.layer_service.max_message_bytes, std::numeric_limits<int>::max())));
+  // gRPC would unpack a compressed message whole before it looks at its size. The service unpacks gzip itself, as far as
+  // the limit; other compression is refused.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetMaxSendMessageSize(-1);
   builder.RegisterService(&server->service_);
   std::vector<int> ports(addresses->size(), 0);
@@ -66,6 +79,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     }
     if (address.is_unix) {
       server->addresses_.push_back(address.text);
+      server->paths_.push_back(address.path);
     } else {
       server->addresses_.push_back(absl::StrCat(address.text.substr(0, address.text.rfind(':')), ":", ports[i]));
       server->ports_.push_back(ports[i]);
@@ -78,8 +92,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 int64_t Server::Drain(absl::Duration grace) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   const int64_t unfinished = service_.Drain(absl::Now() + grace);
-  // Whatever is still open now is cancelled: health watches, which never end by themselves, and calls past the grace.
-  server_->Shutdown(absl::ToChronoTime(absl::Now()));
+  HalfCloseConnections(ports_, paths_);
+  // What is open after that is cancelled: calls past the grace, and connections whose callers do not close them.
+  constexpr absl::Duration kForCallersToClose = absl::Milliseconds(500);
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kForCallersToClose));
   server_->Wait();
   return unfinished;
 }

@@ -19,7 +19,7 @@ namespace layerd {
 
 struct ServerOptions {
   std::string grpc_listen = "127.0.0.1:50051";  // addresses, see ParseListenAddresses()
-  int64_t max_message_bytes = int64_t{64} << 20;
+  LayerServiceOptions layer_service;
 };
 
 // Threads: Start, Drain and the destructor from one thread.
@@ -40,12 +40,13 @@ class Server {
   int64_t Drain(absl::Duration grace);
 
  private:
-  Server(LayerEngine& engine, int64_t max_message_bytes) : service_(engine, max_message_bytes) {}
+  Server(LayerEngine& engine, const LayerServiceOptions& options) : service_(engine, options) {}
 
   LayerService service_;
   std::vector<UnixSocketLock> locks_;
   std::vector<std::string> addresses_;
   std::vector<int> ports_;
+  std::vector<std::string> paths_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -75,8 +75,9 @@ absl::StatusOr<FeedForwardSpec> DecodeSpec(const v1::FeedForwardSpec& message) {
 void EncodeSpec(const FeedForwardSpec& spec, v1::FeedForwardSpec& message) {
   message.set_form(EncodeEnum(spec.form, kForms));
   message.set_activation(EncodeEnum(spec.activation.kind, kActivations));
-  if (spec.activation.kind == Activation::kSilu) message.set_swish_beta(spec.activation.beta);
-  if (spec.form == FeedForwardForm::kGated) {
+  if (spec.activation.kind == Activation::kSilu || spec.activation.beta != 1)
+    message.set_swish_beta(spec.activation.beta);
+  if (spec.form == FeedForwardForm::kGated || spec.packing != GateUpPacking::kSeparate) {
     message.set_packing(EncodeEnum(spec.packing, kPackings));
   }
   message.set_layout(EncodeEnum(spec.layout, kLayouts));

@@ -1,13 +1,9 @@
 #include "lib/engine/cpu_engine.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <exception>
 #include <new>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -66,57 +62,8 @@ absl::Status Check(const FeedForwardCall& call, const CpuEngineOptions& options)
 
 }  // namespace
 
-CpuEngine::CpuEngine(const CpuEngineOptions& options) : options_(options), arena_(options.threads) {
-  for (int i = 0; i < std::max(1, options.threads); ++i) {
-    try {
-      workers_.emplace_back([this] { Work(); });
-    } catch (const std::system_error&) {
-      break;  // a limit on processes: serve with the threads there are; workers() tells
-    }
-  }
-}
-
-CpuEngine::~CpuEngine() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
-}
-
-absl::Status CpuEngine::Enqueue(Job job) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (workers_.empty()) return InternalError("no worker thread could be started");
-    if (static_cast<int>(queue_.size()) >= options_.queue_calls) {
-      const double seconds =
-          mean_job_seconds_ * static_cast<double>(queue_.size()) / static_cast<double>(workers_.size());
-      const int64_t delay_ms = std::clamp<int64_t>(static_cast<int64_t>(std::ceil(seconds * 1000)), 1, 60000);
-      return Overloaded(absl::StrCat("busy: ", queue_.size(), " calls wait already (--queue_calls)"), delay_ms);
-    }
-    queue_.push_back(std::move(job));
-  }
-  wake_.notify_one();
-  return absl::OkStatus();
-}
-
-void CpuEngine::Work() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Job job = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    const auto start = std::chrono::steady_clock::now();
-    job();
-    job = nullptr;  // the call's tensors are freed before the next one begins
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    lock.lock();
-    mean_job_seconds_ += 0.125 * (seconds - mean_job_seconds_);
-  }
-}
+CpuEngine::CpuEngine(const CpuEngineOptions& options)
+    : options_(options), arena_(options.threads), pool_(options.threads, options.queue_calls, "--queue_calls") {}
 
 absl::StatusOr<NormalizeResult> CpuEngine::Compute(const NormalizeCall& call) const {
   auto outputs = layerd::Normalize(arena_, call.spec, call.inputs, call.output_dtype, call.intermediates);
@@ -139,21 +86,19 @@ absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call
   return result;
 }
 
-namespace {
-
-// Checks the call, queues its computation, and sees to it that `done` is called exactly once. Enqueue may refuse after
-// it has taken the job, so `done` is shared with it.
-template <typename Result, typename Call, typename Done, typename Compute, typename Enqueue>
-void Submit(Call call, Done done, const CpuEngineOptions& options, Compute compute, Enqueue enqueue) {
-  if (auto status = Check(call, options); !status.ok()) return done(status);
+// Checks the call and queues its computation; calls `done` exactly once.
+template <typename Result, typename Call, typename Done>
+void CpuEngine::Submit(Call call, Done done) {
+  if (auto status = Check(call, options_); !status.ok()) return done(status);
   if (auto status = CheckContext(call.context); !status.ok()) return done(status);
+  // Shared with the job, which the pool takes over even when it refuses it.
   auto shared_done = std::make_shared<Done>(std::move(done));
-  const auto status = enqueue([call = std::move(call), shared_done, compute] {
+  const auto status = pool_.Submit([this, call = std::move(call), shared_done] {
     const absl::Status ready = CheckContext(call.context);
     absl::StatusOr<Result> result = ready.ok() ? InternalError("not computed") : ready;
     if (ready.ok()) {
       try {
-        result = compute(call);
+        result = Compute(call);
       } catch (const std::bad_alloc&) {
         result = Overloaded("no memory for the call's work", 1000);
       } catch (const std::exception& error) {
@@ -165,18 +110,12 @@ void Submit(Call call, Done done, const CpuEngineOptions& options, Compute compu
   if (!status.ok()) (*shared_done)(status);
 }
 
-}  // namespace
-
 void CpuEngine::Normalize(NormalizeCall call, NormalizeDone done) {
-  Submit<NormalizeResult>(
-      std::move(call), std::move(done), options_, [this](const NormalizeCall& c) { return Compute(c); },
-      [this](Job job) { return Enqueue(std::move(job)); });
+  Submit<NormalizeResult>(std::move(call), std::move(done));
 }
 
 void CpuEngine::FeedForward(FeedForwardCall call, FeedForwardDone done) {
-  Submit<FeedForwardResult>(
-      std::move(call), std::move(done), options_, [this](const FeedForwardCall& c) { return Compute(c); },
-      [this](Job job) { return Enqueue(std::move(job)); });
+  Submit<FeedForwardResult>(std::move(call), std::move(done));
 }
 
 }  // namespace layerd

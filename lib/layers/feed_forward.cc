@@ -55,9 +55,12 @@ absl::Status CheckVector(std::string_view field, const std::optional<Tensor>& ve
       absl::StrCat("expected [", std::string(size_name), " = ", size, "], got ", ToString(vector->shape())));
 }
 
+// Limits and the offset are float32 inside: what does not survive the narrowing is refused, not computed with.
 absl::Status CheckPositive(std::string_view field, std::optional<double> value) {
-  if (!value || (*value > 0 && std::isfinite(*value))) return absl::OkStatus();
-  return InvalidField(field, "OUT_OF_RANGE", absl::StrCat("expected a finite number above 0, got ", *value));
+  if (!value) return absl::OkStatus();
+  const float narrow = static_cast<float>(*value);
+  if (narrow > 0 && std::isfinite(narrow)) return absl::OkStatus();
+  return InvalidField(field, "OUT_OF_RANGE", absl::StrCat("expected a finite float32 above 0, got ", *value));
 }
 
 absl::Status CheckSpec(const FeedForwardSpec& spec) {
@@ -66,15 +69,22 @@ absl::Status CheckSpec(const FeedForwardSpec& spec) {
         CheckEpsilon("spec.inner_norm.epsilon", spec.inner_norm ? spec.inner_norm->epsilon : std::nullopt)}) {
     if (!status.ok()) return status;
   }
-  if (!std::isfinite(spec.up_offset)) {
+  if (!std::isfinite(static_cast<float>(spec.up_offset))) {
     return InvalidField("spec.up_offset", "OUT_OF_RANGE",
-                        absl::StrCat("expected a finite number, got ", spec.up_offset));
+                        absl::StrCat("expected a finite float32, got ", spec.up_offset));
   }
   if (!std::isfinite(spec.activation.beta)) {
     return InvalidField("spec.swish_beta", "OUT_OF_RANGE",
                         absl::StrCat("expected a finite number, got ", spec.activation.beta));
   }
+  if (spec.activation.kind != Activation::kSilu && spec.activation.beta != 1) {
+    return InvalidField("spec.swish_beta", "UNEXPECTED_FIELD",
+                        absl::StrCat("expected nothing, since the activation is not SILU, got ", spec.activation.beta));
+  }
   if (spec.form == FeedForwardForm::kPlain) {
+    if (spec.packing != GateUpPacking::kSeparate) {
+      return InvalidField("spec.packing", "UNEXPECTED_FIELD", "expected nothing, since the plain form has no gate");
+    }
     const char* field = spec.gate_max         ? "gate_max"
                         : spec.up_limit       ? "up_limit"
                         : spec.up_offset != 0 ? "up_offset"

@@ -36,12 +36,12 @@ struct InnerNorm {
 
 struct FeedForwardSpec {
   FeedForwardForm form = FeedForwardForm::kGated;
-  ActivationFunction activation{Activation::kSilu};
-  GateUpPacking packing = GateUpPacking::kSeparate;  // of the gated form
+  ActivationFunction activation{Activation::kSilu};  // β other than 1 with silu only
+  GateUpPacking packing = GateUpPacking::kSeparate;  // of the gated form; kSeparate for the plain one
   WeightLayout layout = WeightLayout::kOutIn;        // of every matrix
-  std::optional<double> gate_max;                    // positive
-  std::optional<double> up_limit;                    // positive
-  double up_offset = 0.0;                            // finite
+  std::optional<double> gate_max;                    // positive and finite in float32
+  std::optional<double> up_limit;                    // positive and finite in float32
+  double up_offset = 0.0;                            // finite in float32
   std::optional<InnerNorm> inner_norm;
 };
 

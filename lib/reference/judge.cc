@@ -59,16 +59,14 @@ std::vector<double> Doubles(const Tensor& tensor) {
   return values;
 }
 
-// A product by N4, its bias by one more float32 rounding, and its narrowing by one more rounding to `got`'s dtype.
-StageReport JudgeProduct(std::string stage, const std::vector<double>& x, int64_t rows, const Tensor& weights,
-                         WeightLayout layout, const std::optional<Tensor>& bias, const Tensor& got) {
-  const auto exact = reference::Product(x, rows, weights, layout, bias);
-  const double k = static_cast<double>(rows == 0 ? 0 : x.size() / rows);
-  const double factor = (256 + std::ceil(k / 256)) * 0x1p-24;
+// A product over `k` terms by N4, its bias by one more float32 rounding, and its narrowing by one to `got`'s dtype.
+StageReport JudgeProduct(std::string stage, const reference::ProductReference& exact, int64_t k, bool bias,
+                         const Tensor& got) {
+  const double factor = (256 + std::ceil(static_cast<double>(k) / 256)) * 0x1p-24;
   StageReport report;
   report.stage = std::move(stage);
   for (int64_t i = 0; i < got.num_elements(); ++i) {
-    double bound = factor * exact.magnitude[i] + k * 0x1p-150;
+    double bound = factor * exact.magnitude[i] + static_cast<double>(k) * 0x1p-150;
     if (bias) bound += (std::fabs(exact.value[i]) + bound) * 0x1p-24 + 0x1p-150;
     if (got.dtype() != DType::kFloat32) bound += 0.5 * UlpOf(got.dtype(), std::fabs(exact.value[i]) + bound);
     // Where a partial sum may overflow, or comes near the largest value of a narrow output, nothing is promised.
@@ -80,9 +78,7 @@ StageReport JudgeProduct(std::string stage, const std::vector<double>& x, int64_
   return report;
 }
 
-StageReport JudgeNormStage(std::string stage, const NormalizeSpec& spec, const NormalizeInputs& inputs,
-                           const Tensor& got) {
-  const auto exact = reference::Normalize(spec, inputs);
+StageReport JudgeNorm(std::string stage, const reference::NormalizeReference& exact, const Tensor& got) {
   StageReport report;
   report.stage = std::move(stage);
   for (int64_t i = 0; i < got.num_elements(); ++i) {
@@ -106,18 +102,18 @@ void TakeEndToEnd(ErrorReport& report, const Tensor& output, const std::vector<d
 }  // namespace
 
 ErrorReport JudgeNormalize(const NormalizeSpec& spec, const NormalizeInputs& inputs, const NormalizeOutputs& outputs) {
+  const auto exact = reference::Normalize(spec, inputs);
+  StageReport norm = JudgeNorm("norm", exact, outputs.output);
   ErrorReport report;
-  StageReport norm = JudgeNormStage("norm", spec, inputs, outputs.output);
   report.max_abs_error = norm.max_abs_error;
   report.max_rel_error = norm.max_rel_error;
   report.max_ulp_error = norm.max_ulp_error;
   Close(report, std::move(norm));
   if (outputs.residual_sum) {
-    const auto exact = reference::Normalize(spec, inputs).residual_sum;
     StageReport sum;
     sum.stage = "residual_sum";
-    for (size_t i = 0; i < exact.size(); ++i) {
-      Take(sum, outputs.residual_sum->dtype(), outputs.residual_sum->At(i), exact[i], 0.0);
+    for (size_t i = 0; i < exact.residual_sum.size(); ++i) {
+      Take(sum, outputs.residual_sum->dtype(), outputs.residual_sum->At(i), exact.residual_sum[i], 0.0);
     }
     Close(report, std::move(sum));
   }
@@ -126,34 +122,24 @@ ErrorReport JudgeNormalize(const NormalizeSpec& spec, const NormalizeInputs& inp
 
 ErrorReport JudgeFeedForward(const FeedForwardSpec& spec, const FeedForwardWeights& weights, const Tensor& input,
                              const FeedForwardOutputs& outputs) {
-  ErrorReport report;
   const FeedForwardExtent extent = *CheckFeedForward(spec, weights, input);
-  TakeEndToEnd(report, outputs.output, reference::FeedForward(spec, weights, input).output);
-
+  const auto exact = reference::FeedForward(spec, weights, input);
   const bool gated = spec.form == FeedForwardForm::kGated;
-  const std::vector<double> x = Doubles(input);
-  std::optional<Tensor> gate = weights.gate, up = weights.up;
-  std::optional<Tensor> gate_bias = weights.gate_bias, up_bias = weights.up_bias;
-  if (gated && spec.packing != GateUpPacking::kSeparate) {
-    const auto matrices = reference::Unpack(spec.packing, spec.layout, *weights.gate_up);
-    gate = matrices.gate;
-    up = matrices.up;
-    if (weights.gate_up_bias) {
-      const auto biases = reference::Unpack(spec.packing, spec.layout, *weights.gate_up_bias);
-      gate_bias = biases.gate;
-      up_bias = biases.up;
-    }
+  ErrorReport report;
+  TakeEndToEnd(report, outputs.output, exact.output);
+  if (gated) {
+    const bool bias = weights.gate_bias || weights.gate_up_bias;
+    Close(report, JudgeProduct("gate", exact.gate, extent.dim, bias, *outputs.gate));
   }
-  if (gated) Close(report, JudgeProduct("gate", x, extent.rows, *gate, spec.layout, gate_bias, *outputs.gate));
-  Close(report, JudgeProduct("up", x, extent.rows, *up, spec.layout, up_bias, *outputs.up));
+  Close(report, JudgeProduct("up", exact.up, extent.dim, weights.up_bias || weights.gate_up_bias, *outputs.up));
 
   StageReport hidden;
   hidden.stage = "hidden";
   for (int64_t i = 0; i < outputs.hidden->num_elements(); ++i) {
     const double u = outputs.up->At(i);
-    const double exact =
+    const double expected =
         gated ? reference::Gate(spec, outputs.gate->At(i), u) : reference::Activate(spec.activation, u);
-    Take(hidden, DType::kFloat32, outputs.hidden->At(i), exact, 2 * UlpOf(DType::kFloat32, exact));
+    Take(hidden, DType::kFloat32, outputs.hidden->At(i), expected, 2 * UlpOf(DType::kFloat32, expected));
   }
   Close(report, std::move(hidden));
 
@@ -163,11 +149,11 @@ ErrorReport JudgeFeedForward(const FeedForwardSpec& spec, const FeedForwardWeigh
     NormalizeInputs inputs;
     inputs.input = *outputs.hidden;
     inputs.gamma = weights.inner_norm_gamma;
-    Close(report, JudgeNormStage("inner_norm", norm, inputs, *outputs.normed));
+    Close(report, JudgeNorm("inner_norm", reference::Normalize(norm, inputs), *outputs.normed));
   }
   const Tensor& last = spec.inner_norm ? *outputs.normed : *outputs.hidden;
-  Close(report, JudgeProduct("output", Doubles(last), extent.rows, *weights.down, spec.layout, weights.down_bias,
-                             outputs.output));
+  const auto down = reference::Product(Doubles(last), extent.rows, *weights.down, spec.layout, weights.down_bias);
+  Close(report, JudgeProduct("output", down, extent.hidden_dim, weights.down_bias.has_value(), outputs.output));
   return report;
 }
 

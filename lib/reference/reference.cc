@@ -135,15 +135,34 @@ ProductReference Product(const std::vector<double>& x, int64_t rows, const Tenso
   ProductReference result;
   result.value.assign(rows * out, 0.0);
   result.magnitude.assign(rows * out, 0.0);
-  // Each weight is widened once and meets every row; the order of a float64 sum does not matter here.
-  for (int64_t a = 0; a < weights.dim(0); ++a) {
-    for (int64_t b = 0; b < weights.dim(1); ++b) {
-      const int64_t k = out_in ? b : a, n = out_in ? a : b;
-      const double w = weights.At(a * weights.dim(1) + b);
-      for (int64_t m = 0; m < rows; ++m) {
-        const double product = x[m * in + k] * w;
-        result.value[m * out + n] += product;
-        result.magnitude[m * out + n] += std::fabs(product);
+  // The matrix is widened a few of its rows at a time, and each meets every row of x while it is in the cache; the order of
+  // a float64 sum does not matter here.
+  constexpr int64_t kLines = 64;
+  const int64_t lines = weights.dim(0), width = weights.dim(1);
+  std::vector<double> widened(std::min(kLines, lines) * width);
+  for (int64_t first = 0; first < lines; first += kLines) {
+    const int64_t count = std::min(kLines, lines - first);
+    for (int64_t i = 0; i < count * width; ++i) widened[i] = weights.At(first * width + i);
+    for (int64_t m = 0; m < rows; ++m) {
+      double* value = &result.value[m * out];
+      double* magnitude = &result.magnitude[m * out];
+      for (int64_t line = 0; line < count; ++line) {
+        const double* w = &widened[line * width];
+        if (out_in) {  // a line has the weights of one output
+          double sum = 0, absolute_sum = 0;
+          for (int64_t k = 0; k < in; ++k) {
+            sum += x[m * in + k] * w[k];
+            absolute_sum += std::fabs(x[m * in + k] * w[k]);
+          }
+          value[first + line] = sum;
+          magnitude[first + line] = absolute_sum;
+        } else {  // a line has the weights of one input
+          const double x_k = x[m * in + first + line];
+          for (int64_t n = 0; n < out; ++n) {
+            value[n] += x_k * w[n];
+            magnitude[n] += std::fabs(x_k * w[n]);
+          }
+        }
       }
     }
   }
@@ -181,8 +200,8 @@ FeedForwardReference FeedForward(const FeedForwardSpec& spec, const FeedForwardW
   const std::vector<double> x = Doubles(input);
   FeedForwardReference result;
   if (spec.form == FeedForwardForm::kPlain) {
-    result.up = Product(x, extent.rows, *weights.up, spec.layout, weights.up_bias).value;
-    for (const double u : result.up) result.hidden.push_back(Activate(spec.activation, u));
+    result.up = Product(x, extent.rows, *weights.up, spec.layout, weights.up_bias);
+    for (const double u : result.up.value) result.hidden.push_back(Activate(spec.activation, u));
   } else {
     Unpacked matrices, biases;
     std::optional<Tensor> gate_bias = weights.gate_bias, up_bias = weights.up_bias;
@@ -196,9 +215,11 @@ FeedForwardReference FeedForward(const FeedForwardSpec& spec, const FeedForwardW
         up_bias = biases.up;
       }
     }
-    result.gate = Product(x, extent.rows, matrices.gate, spec.layout, gate_bias).value;
-    result.up = Product(x, extent.rows, matrices.up, spec.layout, up_bias).value;
-    for (size_t i = 0; i < result.up.size(); ++i) result.hidden.push_back(Gate(spec, result.gate[i], result.up[i]));
+    result.gate = Product(x, extent.rows, matrices.gate, spec.layout, gate_bias);
+    result.up = Product(x, extent.rows, matrices.up, spec.layout, up_bias);
+    for (size_t i = 0; i < result.up.value.size(); ++i) {
+      result.hidden.push_back(Gate(spec, result.gate.value[i], result.up.value[i]));
+    }
   }
   if (spec.inner_norm) {
     const double epsilon = spec.inner_norm->epsilon.value_or(1e-6);

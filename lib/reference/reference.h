@@ -39,7 +39,8 @@ ProductReference Product(const std::vector<double>& x, int64_t rows, const Tenso
                          const std::optional<Tensor>& bias);
 
 struct FeedForwardReference {
-  std::vector<double> gate, up, hidden, normed, output;  // empty where the layer has no such values
+  ProductReference gate, up;                   // gate is empty for the plain form
+  std::vector<double> hidden, normed, output;  // normed is empty without an inner norm
 };
 FeedForwardReference FeedForward(const FeedForwardSpec& spec, const FeedForwardWeights& weights, const Tensor& input);
 

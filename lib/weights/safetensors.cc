@@ -432,6 +432,7 @@ absl::Status WriteSafetensors(const std::string& path, const std::map<std::strin
 
   using Item = std::pair<const std::string, Tensor>;
   std::vector<const Item*> items;
+  items.reserve(tensors.size());
   for (const Item& item : tensors) items.push_back(&item);
   std::stable_sort(items.begin(), items.end(),
                    [](const Item* a, const Item* b) { return SizeOf(a->second.dtype()) > SizeOf(b->second.dtype()); });

@@ -223,7 +223,8 @@ class RichError:
 
     def _read(self, status):
         if status.code != self.code.value[0] or status.message != self.text:
-            raise AssertionError(f'the details say {status.code} {status.message!r}, the call {self.code} {self.text!r}')
+            raise AssertionError(f'the details say {status.code} {status.message!r}, '
+                                 f'the call {self.code} {self.text!r}')
         for any_ in status.details:
             info, bad, retry, resource = (details_pb.ErrorInfo(), details_pb.BadRequest(), details_pb.RetryInfo(),
                                           details_pb.ResourceInfo())

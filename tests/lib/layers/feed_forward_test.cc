@@ -313,8 +313,19 @@ TEST(FeedForwardTest, WhatDoesNotFitIsRefusedByField) {
        [](auto& s, auto&, auto&) { s.inner_norm = InnerNorm{-1.0}; }},
       {"limit of zero", "spec.gate_max", "above 0, got 0", [](auto& s, auto&, auto&) { s.gate_max = 0; }},
       {"limit of NaN", "spec.up_limit", "got nan", [](auto& s, auto&, auto&) { s.up_limit = NAN; }},
+      {"limit below float32", "spec.up_limit", "got 1e-300", [](auto& s, auto&, auto&) { s.up_limit = 1e-300; }},
+      {"offset beyond float32", "spec.up_offset", "got -1e+300", [](auto& s, auto&, auto&) { s.up_offset = -1e300; }},
       {"infinite offset", "spec.up_offset", "got inf", [](auto& s, auto&, auto&) { s.up_offset = INFINITY; }},
       {"infinite beta", "spec.swish_beta", "got inf", [](auto& s, auto&, auto&) { s.activation.beta = INFINITY; }},
+      {"beta of another activation", "spec.swish_beta", "not SILU",
+       [](auto& s, auto&, auto&) {
+         s.activation = {Activation::kRelu, 2.0};
+       }},
+      {"packing of the plain form", "spec.packing", "the plain form has no gate",
+       [](auto& s, auto&, auto&) {
+         s.form = FeedForwardForm::kPlain;
+         s.packing = GateUpPacking::kHalves;
+       }},
       {"limit of the plain form", "spec.gate_max", "the plain form has no gate",
        [](auto& s, auto&, auto&) {
          s.form = FeedForwardForm::kPlain;
