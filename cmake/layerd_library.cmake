@@ -23,7 +23,8 @@ function(layerd_library)
   target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${ARG_HDRS})
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
-    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/layerd>)
+    # Users write <layerd/client/remote_engine.h>; our own headers include each other from the root.
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/layerd>)
   target_link_libraries(${target} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS} $<BUILD_INTERFACE:layerd_options>)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${ARG_NAME})
 endfunction()
