@@ -1,4 +1,5 @@
 // layerctl plan: parameter accounting.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -8,13 +9,15 @@
 #include "absl/strings/str_format.h"
 #include "client/commands.h"
 #include "client/output.h"
+#include "lib/base/shape.h"
 #include "lib/layers/accounting.h"
 
 namespace layerd {
 
 int RunPlan(const PlanOptions& options, bool json) {
   const bool gated = options.form == FeedForwardForm::kGated;
-  int64_t hidden_dim = options.hidden_dim.value_or(4 * options.dim);
+  // CostOf() refuses a width out of range; it must not overflow here before.
+  int64_t hidden_dim = options.hidden_dim.value_or(4 * std::clamp<int64_t>(options.dim, 0, kMaxDimension));
   if (!options.hidden_dim && gated) {
     const auto width = GatedHiddenDim(options.dim, options.multiple_of);
     if (!width.ok()) return FailLocally(width.status());
