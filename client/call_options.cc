@@ -56,19 +56,23 @@ std::string FlagOf(std::string_view weight) {
 }
 
 void RegisterCommon(CLI::App& app, CommonCallOptions& options) {
-  app.add_option("--input", options.input,
-                 "the input: FILE.npy, FILE.safetensors:NAME, or a list such as '[0.5,-1.5,2,1]'")
-      ->type_name(kTensorType);
+  auto* input = app.add_option("--input", options.input,
+                               "the input: FILE.npy, FILE.safetensors:NAME, or a list such as '[0.5,-1.5,2,1]'");
+  input->type_name(kTensorType);
   AddChoice(app, "--dtype", options.dtype, kDTypes, "dtype of typed and of seeded tensors (float32)");
   AddChoice(app, "--output-dtype", options.output_dtype, kDTypes, "dtype of the answer (the input's)");
   app.add_flag("--verify", options.verify, "let the server compute the layer in float64 too, and report the error");
   app.add_flag("--intermediates", options.intermediates, "answer the values inside too");
-  app.add_option("--weights", options.weights_file, "a safetensors checkpoint to take the layer from, with --prefix");
-  app.add_option("--prefix", options.prefix, "the layer's name in the checkpoint, for example model.layers.0.mlp");
+  auto* weights_file = app.add_option("--weights", options.weights_file,
+                                      "a safetensors checkpoint to take the layer from, with --prefix");
+  app.add_option("--prefix", options.prefix, "the layer's name in the checkpoint, for example model.layers.0.mlp")
+      ->needs(weights_file);
   app.add_option("--seed", options.seed, "make what is not given from this seed (docs/seeded.md), with --dim")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--rows", options.rows, "rows of the seeded input (4)")->check(CLI::Range(0, 1 << 20));
-  app.add_option("--dim", options.dim, "width of the seeded input")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--rows", options.rows, "rows of the seeded input (4)")
+      ->check(CLI::Range(0, 1 << 20))
+      ->excludes(input);
+  app.add_option("--dim", options.dim, "width of the seeded input")->check(CLI::Range(1, 1 << 20))->excludes(input);
 }
 
 absl::Status NeedOption(std::string_view option, std::string_view why) {

@@ -1,7 +1,10 @@
 // layerctl: the client of layerd.
+#include <grpc/support/log.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <string>
 
 #include "client/call_options.h"
@@ -19,7 +22,8 @@ constexpr char kExamples[] = R"(examples:
   layerctl check --seed 1 --dim 512 --hidden 1365
   layerctl plan --dim 4096 --multiple-of 256
 
-exit status: 0 good, 1 outside the contract, 2 usage or file, 3 no connection, 4 refused by the server)";
+exit status: 0 good, 1 outside the contract, 2 usage or file, 3 no connection or no answer in time,
+4 refused by the server)";
 
 constexpr char kNormalizeExamples[] = R"(examples:
   layerctl normalize --kind rms_norm --input '[0.5,-1.5,2,1]' --eps 0
@@ -50,7 +54,10 @@ int Run(int argc, char** argv) {
   Session session;
   app.add_option("--server", session.server, "HOST:PORT or unix:PATH (127.0.0.1:50051)")->envname("LAYERD_SERVER");
   app.add_option("--timeout-s", session.timeout_s, "seconds that each call may take (60)")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(CLI::Range(0.001, 1e6))
+      ->check([](const std::string& text) {
+        return std::string(text.find_first_of("nN") == std::string::npos ? "" : "expected a number, got " + text);
+      });
   app.add_flag("--json", session.json, "print JSON");
   app.add_option("--out", session.out, "write the output tensor to FILE.npy or FILE.safetensors[:NAME]");
 
@@ -91,8 +98,11 @@ int Run(int argc, char** argv) {
   auto* plan_command =
       app.add_subcommand("plan", "parameters, FLOPs and bytes of a feed-forward layer; no server needed");
   plan_command->add_option("--dim", plan.dim, "width")->required();
-  plan_command->add_option("--hidden", plan.hidden_dim, "hidden width (plain: 4 dim; gated: 2/3 of it, rounded up)");
-  plan_command->add_option("--multiple-of", plan.multiple_of, "what the gated width is rounded up to (256)");
+  auto* plan_hidden = plan_command->add_option("--hidden", plan.hidden_dim,
+                                               "hidden width (plain: 4 dim; gated: 2/3 of it, rounded up)");
+  auto* multiple_of =
+      plan_command->add_option("--multiple-of", plan.multiple_of, "what the gated width is rounded up to (256)");
+  multiple_of->excludes(plan_hidden);
   plan_command->add_flag_callback(
       "--plain", [&] { plan.form = FeedForwardForm::kPlain; }, "two matrices, no gate");
   plan_command->add_flag("--biases", plan.biases, "with biases");
@@ -111,6 +121,22 @@ int Run(int argc, char** argv) {
     }
     return kExitUsage;
   }
+  // An option that would be ignored is refused.
+  const bool computes = *normalize_command || *feed_forward_command;
+  const bool prints_json = computes || *check_command || *health_command || *plan_command;
+  const bool one_layer = *check_normalize_command || *check_feed_forward_command;
+  const bool seeded_given = check_command->count("--seed") + check_command->count("--rows") +
+                                check_command->count("--dim") + check_command->count("--hidden") >
+                            0;
+  const char* ignored = nullptr;
+  if (session.server.empty()) ignored = "--server: expected an address, got nothing";
+  if (!session.out.empty() && !computes) ignored = "--out: for normalize and feedforward only";
+  if (session.json && !prints_json) ignored = "--json: not for this command";
+  if (one_layer && seeded_given) ignored = "check's own options are for its seeded layers; put them behind the layer";
+  if (ignored != nullptr) {
+    std::fprintf(stderr, "layerctl: %s\n", ignored);
+    return kExitUsage;
+  }
   if (*normalize_command) return RunNormalize(session, normalize);
   if (*feed_forward_command) return RunFeedForward(session, feed_forward);
   if (*check_normalize_command) return CheckNormalize(session, check_normalize);
@@ -126,7 +152,14 @@ int Run(int argc, char** argv) {
 }  // namespace layerd
 
 int main(int argc, char** argv) {
-  const int exit_status = layerd::Run(argc, argv);
+  // What gRPC has to say comes back as a status.
+  gpr_set_log_function([](gpr_log_func_args*) {});
+  int exit_status = layerd::Run(argc, argv);
+  std::cout.flush();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) {
+    std::fprintf(stderr, "layerctl: cannot write to standard output\n");
+    exit_status = layerd::kExitUsage;
+  }
   // gRPC stays up until the process ends (remote_engine.cc); there is nothing left to save.
   std::fflush(nullptr);
   std::_Exit(exit_status);

@@ -9,6 +9,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
+#include "lib/base/memory.h"
 #include "lib/base/parallel.h"
 #include "server/log.h"
 
@@ -20,6 +21,10 @@ ABSL_FLAG(double, grace_s, 30.0,
 ABSL_FLAG(
     int, max_message_mib, 64,
     "Largest request and largest answer, in MiB, 1 to 1023. Clients have a limit of their own, 4 MiB by default.");
+ABSL_FLAG(
+    int, message_memory_mib, 0,
+    "Memory for requests, in MiB, 1 to 1000000: so much may be arriving at once, and so much may wait or be computed; "
+    "calls beyond it are refused. 0: an eighth of the memory that this process may use.");
 ABSL_FLAG(int, threads, 0, "Computing threads, 1 to 1024; 0: as many as the CPUs this process may use.");
 ABSL_FLAG(
     std::string, simd, "auto",
@@ -34,9 +39,9 @@ ABSL_FLAG(std::string, log_level, "info", "Least level that is logged: debug, in
 namespace layerd {
 namespace {
 
-constexpr std::string_view kFlagNames[] = {"grpc_listen",     "port_file",        "grace_s",
-                                           "max_message_mib", "threads",          "simd",
-                                           "queue_calls",     "max_verify_flops", "log_level"};
+constexpr std::string_view kFlagNames[] = {"grpc_listen",        "port_file", "grace_s", "max_message_mib",
+                                           "message_memory_mib", "threads",   "simd",    "queue_calls",
+                                           "max_verify_flops",   "log_level"};
 
 absl::Status OutOfRange(std::string_view flag, std::string_view expected, std::string_view got) {
   return absl::InvalidArgumentError(
@@ -80,8 +85,9 @@ std::vector<std::string> AllArguments(int argc, char** argv) {
   for (const std::string_view name : kFlagNames) {
     std::string variable = "LAYERD_";
     for (const char c : name) variable += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-    if (const char* value = std::getenv(variable.c_str()))
-      all.push_back(absl::StrCat("--", std::string(name), "=", value));
+    // Empty is what a deployment leaves that sets nothing.
+    const char* value = std::getenv(variable.c_str());
+    if (value != nullptr && *value != '\0') all.push_back(absl::StrCat("--", std::string(name), "=", value));
   }
   all.insert(all.end(), rest.begin(), rest.end());
   return all;
@@ -92,7 +98,7 @@ std::vector<std::string> AllArguments(int argc, char** argv) {
 absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    if (argument == "--help" || argument == "-help" || argument == "-h") {
+    if (argument.rfind("--help", 0) == 0 || argument.rfind("-help", 0) == 0 || argument == "-h") {
       PrintHelp();
       std::exit(0);
     }
@@ -111,13 +117,15 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   }
 
   const int max_message_mib = absl::GetFlag(FLAGS_max_message_mib);
+  const int message_memory_mib = absl::GetFlag(FLAGS_message_memory_mib);
   const int threads = absl::GetFlag(FLAGS_threads);
   const int queue_calls = absl::GetFlag(FLAGS_queue_calls);
   const double grace_s = absl::GetFlag(FLAGS_grace_s);
   const double max_verify_flops = absl::GetFlag(FLAGS_max_verify_flops);
   // 1023 MiB, so that twice the limit still is a legal message size (see server.cc).
   for (const auto& status :
-       {CheckRange("max_message_mib", max_message_mib, 1, 1023), CheckRange("threads", threads, 0, 1024),
+       {CheckRange("max_message_mib", max_message_mib, 1, 1023),
+        CheckRange("message_memory_mib", message_memory_mib, 0, 1000000), CheckRange("threads", threads, 0, 1024),
         CheckRange("queue_calls", queue_calls, 1, 1000000), CheckRange("grace_s", grace_s, 0.0, 3600.0),
         CheckRange("max_verify_flops", max_verify_flops, 0.0, 1e18)}) {
     if (!status.ok()) return status;
@@ -136,6 +144,12 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   config.grace = absl::Seconds(grace_s);
   config.threads = threads == 0 ? AvailableCpus() : threads;
   config.queue_calls = queue_calls;
+  // An eighth, because a request's memory is had about four times over: as it arrives, decoded, as its answer, and as the
+  // answer's message.
+  const int64_t message_memory =
+      message_memory_mib == 0 ? AvailableMemoryBytes() / 8 : static_cast<int64_t>(message_memory_mib) << 20;
+  config.server.grpc_memory_bytes = message_memory;
+  config.server.layer_service.max_bytes_in_flight = message_memory;
   config.server.layer_service.queue_calls = queue_calls;
   config.server.layer_service.decoding_threads = config.threads;
   config.max_verify_flops = max_verify_flops;

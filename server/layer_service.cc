@@ -2,10 +2,12 @@
 
 #include <atomic>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
@@ -42,6 +44,32 @@ class Reactor final : public grpc::ServerUnaryReactor {
   const std::shared_ptr<std::atomic<bool>> cancelled_;
 };
 
+// The call in `bytes`, which are freed. RESOURCE_EXHAUSTED where memory for it cannot be had.
+template <typename Request>
+auto ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes) -> decltype(wire::DecodeCall(Request(), nullptr)) {
+  try {
+    auto message = std::make_shared<Request>();
+    const absl::Status parsed = wire::ParseMessage(bytes, max_bytes, *message);
+    bytes.Clear();
+    if (!parsed.ok()) return parsed;
+    return wire::DecodeCall(*message, message);
+  } catch (const std::bad_alloc&) {
+    bytes.Clear();
+    return OutOfMemory();
+  }
+}
+
+template <typename Response, typename Result>
+absl::Status WriteAnswer(const Result& result, grpc::ByteBuffer& bytes) {
+  try {
+    Response message;
+    wire::EncodeResult(result, message);
+    return wire::SerializeMessage(message, bytes);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  }
+}
+
 void Delegate(LayerEngine& engine, NormalizeCall call, NormalizeDone done) {
   engine.Normalize(std::move(call), std::move(done));
 }
@@ -57,33 +85,28 @@ LayerService::LayerService(LayerEngine& engine, const LayerServiceOptions& optio
 template <typename Request, typename Response, typename Result>
 grpc::ServerUnaryReactor* LayerService::Serve(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                               grpc::ByteBuffer* response) {
-  const bool entered = Enter();
-  auto* reactor = new Reactor(context, entered ? absl::AnyInvocable<void()>([this] { Leave(); }) : nullptr);
-  if (!entered) {
-    reactor->FinishWith(Draining());
+  const auto size = static_cast<int64_t>(request->Length());
+  const absl::Status entered = Enter(size);
+  auto* reactor =
+      new Reactor(context, entered.ok() ? absl::AnyInvocable<void()>([this, size] { Leave(size); }) : nullptr);
+  if (!entered.ok()) {
+    reactor->FinishWith(entered);
     return reactor;
   }
   // gRPC owns the bytes until the reactor has finished, and does not look at them again: they are freed once read.
   auto* bytes = const_cast<grpc::ByteBuffer*>(request);
   auto serve = [this, context, bytes, response, reactor] {
-    auto message = std::make_shared<Request>();
-    const absl::Status parsed = wire::ParseMessage(*bytes, options_.max_message_bytes, *message);
-    bytes->Clear();
-    if (!parsed.ok()) return reactor->FinishWith(parsed);
-    auto call = wire::DecodeCall(*message, message);
+    auto call = ReadCall<Request>(*bytes, options_.max_message_bytes);
     if (!call.ok()) return reactor->FinishWith(call.status());
     call->context.deadline = absl::FromChrono(context->deadline());
     call->context.cancelled = reactor->cancelled();
     Delegate(engine_, *std::move(call), [reactor, response](absl::StatusOr<Result> result) {
-      if (!result.ok()) return reactor->FinishWith(result.status());
-      Response answer;
-      wire::EncodeResult(*result, answer);
-      reactor->FinishWith(wire::SerializeMessage(answer, *response));
+      reactor->FinishWith(result.ok() ? WriteAnswer<Response>(*result, *response) : result.status());
     });
   };
   // What is copied out of gRPC's slices well within 50 µs.
-  constexpr size_t kDecodeAtOnceBytes = 65536;
-  if (request->Length() <= kDecodeAtOnceBytes) {
+  constexpr int64_t kDecodeAtOnceBytes = 65536;
+  if (size <= kDecodeAtOnceBytes) {
     serve();
   } else if (auto status = decoders_.Submit(std::move(serve)); !status.ok()) {
     reactor->FinishWith(status);
@@ -101,15 +124,22 @@ grpc::ServerUnaryReactor* LayerService::FeedForward(grpc::CallbackServerContext*
   return Serve<v1::FeedForwardRequest, v1::FeedForwardResponse, FeedForwardResult>(context, request, response);
 }
 
-bool LayerService::Enter() {
+absl::Status LayerService::Enter(int64_t bytes) {
+  constexpr int64_t kRetryDelayMs = 100;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (draining_) return false;
+  if (draining_) return Draining();
+  if (in_flight_ > 0 && bytes_in_flight_ + bytes > options_.max_bytes_in_flight) {
+    return Overloaded(absl::StrCat("busy: ", bytes_in_flight_, " bytes of calls are in flight (--message_memory_mib)"),
+                      kRetryDelayMs);
+  }
   ++in_flight_;
-  return true;
+  bytes_in_flight_ += bytes;
+  return absl::OkStatus();
 }
 
-void LayerService::Leave() {
+void LayerService::Leave(int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
+  bytes_in_flight_ -= bytes;
   if (--in_flight_ == 0) idle_.notify_all();
 }
 

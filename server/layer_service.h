@@ -15,7 +15,8 @@
 namespace layerd {
 
 struct LayerServiceOptions {
-  int64_t max_message_bytes = int64_t{64} << 20;  // a larger request is refused by name
+  int64_t max_message_bytes = int64_t{64} << 20;   // a larger request is refused by name
+  int64_t max_bytes_in_flight = int64_t{1} << 30;  // of requests; beyond it calls are refused, unless there is no other
   int decoding_threads = 1;
   int queue_calls = 256;  // large requests that may wait to be decoded
 };
@@ -43,17 +44,18 @@ class LayerService final : public v1::LayerService::WithRawCallbackMethod_Normal
   grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                   grpc::ByteBuffer* response);
 
-  // Counts a call in; false when draining.
-  bool Enter();
-  void Leave();
+  // Counts in a call whose message has so many bytes, or says why not.
+  absl::Status Enter(int64_t bytes);
+  void Leave(int64_t bytes);
 
   LayerEngine& engine_;
   const LayerServiceOptions options_;
   std::mutex mutex_;
   std::condition_variable idle_;
-  int64_t in_flight_ = 0;  // guarded by mutex_
-  bool draining_ = false;  // guarded by mutex_
-  WorkerPool decoders_;    // last: its jobs use the rest
+  int64_t in_flight_ = 0;        // guarded by mutex_
+  int64_t bytes_in_flight_ = 0;  // guarded by mutex_
+  bool draining_ = false;        // guarded by mutex_
+  WorkerPool decoders_;          // last: its jobs use the rest
 };
 
 }  // namespace layerd

@@ -1,5 +1,6 @@
 // layerd: the daemon.
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -8,11 +9,15 @@
 #include <fstream>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "lib/base/parallel.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/kernels/matmul.h"
 #include "lib/kernels/simd.h"
@@ -40,6 +45,16 @@ sigset_t BlockStopSignals() {
   return signals;
 }
 
+// Looked at before anything is started: a device or a pipe must not be renamed over.
+absl::Status CheckPortFile(const std::string& path) {
+  struct stat existing;
+  if (lstat(path.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--port_file: expected a regular file or a new name, got ", path));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WritePortFile(const std::string& path, const std::vector<int>& ports) {
   // Written beside and renamed, so that whoever waits for it never reads half of it.
   const std::string partial = absl::StrCat(path, ".", getpid(), ".partial");
@@ -53,7 +68,25 @@ absl::Status WritePortFile(const std::string& path, const std::vector<int>& port
   return absl::OkStatus();
 }
 
-void LogMatMul(const MatMulReport& report) {
+// Whether so many threads can run beside those that run now.
+bool CanStartThreads(int count) {
+  std::mutex hold;
+  std::vector<std::thread> threads;
+  bool all = true;
+  {
+    std::lock_guard<std::mutex> lock(hold);
+    try {
+      for (int i = 0; i < count; ++i) threads.emplace_back([&] { std::lock_guard<std::mutex> wait(hold); });
+    } catch (const std::system_error&) {
+      all = false;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  return all;
+}
+
+// `wanted`: whether OpenBLAS was to be used at all.
+void LogMatMul(const MatMulReport& report, bool wanted) {
   if (!report.openblas_version.empty()) {
     Log(LogLevel::kInfo, "openblas",
         {{"version", report.openblas_version},
@@ -62,15 +95,20 @@ void LogMatMul(const MatMulReport& report) {
          {"follows_order", report.follows_order ? "yes" : "no"},
          {"used", report.used ? "yes" : "no"}});
   }
-  if (!report.used) Log(LogLevel::kWarning, "openblas_not_used", {{"reason", report.reason}});
+  if (!wanted) {
+    Log(LogLevel::kInfo, "openblas_not_used", {{"reason", "--simd asks for kernels of our own"}});
+  } else if (!report.used) {
+    Log(LogLevel::kWarning, "openblas_not_used", {{"reason", report.reason}});
+  }
 }
 
 int Run(int argc, char** argv) {
+  const auto config = ParseFlags(argc, argv);
+  if (!config.ok()) return Fail(config.status().message());
+  if (auto status = CheckPortFile(config->port_file); !status.ok()) return Fail(status.message());
   // Before any thread is made, so that all inherit it and only sigwait() below sees the signals.
   const sigset_t stop_signals = BlockStopSignals();
   signal(SIGPIPE, SIG_IGN);
-  const auto config = ParseFlags(argc, argv);
-  if (!config.ok()) return Fail(config.status().message());
 
   if (config->simd && !SetSimd(*config->simd)) {
     return Fail(absl::StrCat("--simd: this CPU does not have ", std::string(Name(*config->simd))));
@@ -83,10 +121,15 @@ int Run(int argc, char** argv) {
   engine_options.max_answer_bytes = config->server.layer_service.max_message_bytes;
   engine_options.max_verify_flops = config->max_verify_flops;
   auto engine = std::make_unique<CpuEngine>(engine_options);
-  if (engine->workers() == 0) return Fail("cannot start a single computing thread: is the limit on processes too low?");
+  // gRPC ends the process where it cannot start one of its threads.
+  const int grpc_threads = 16 + 2 * AvailableCpus();
+  if (engine->workers() == 0 || !CanStartThreads(grpc_threads)) {
+    return Fail(absl::StrCat("cannot start ", config->threads, " computing threads and ", grpc_threads,
+                             " of gRPC's: the limit on processes or on memory is too low"));
+  }
   auto server = Server::Start(config->server, *engine);
   if (!server.ok()) return Fail(server.status().message());
-  LogMatMul(*matmul);
+  LogMatMul(*matmul, /*wanted=*/!config->simd);
   if (engine->workers() < config->threads) {
     Log(LogLevel::kWarning, "fewer_threads",
         {{"asked", absl::StrCat(config->threads)}, {"started", absl::StrCat(engine->workers())}});

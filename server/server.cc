@@ -5,6 +5,7 @@
 #include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
@@ -55,6 +56,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetMaxSendMessageSize(-1);
+  // A message is held whole before its size is judged, so that many connections together need a bound of their own.
+  grpc::ResourceQuota quota("layerd");
+  quota.Resize(static_cast<size_t>(options.grpc_memory_bytes));
+  builder.SetResourceQuota(quota);
   builder.RegisterService(&server->service_);
   std::vector<int> ports(addresses->size(), 0);
   for (size_t i = 0; i < addresses->size(); ++i) {
@@ -73,9 +78,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
       // gRPC says which address it could not bind only in its own log: name the first without a port, or all.
       const bool this_one = ports[i] == 0;
       if (!this_one && i + 1 < addresses->size()) continue;
-      return absl::FailedPreconditionError(absl::StrCat("cannot listen on ",
-                                                        this_one ? address.text : options.grpc_listen,
-                                                        ": the address is in use, or not one of this machine's"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot listen on ", this_one ? address.text : options.grpc_listen,
+                       ": the address is in use, not one of this machine's, or not permitted"));
     }
     if (address.is_unix) {
       server->addresses_.push_back(address.text);

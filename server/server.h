@@ -19,6 +19,8 @@ namespace layerd {
 
 struct ServerOptions {
   std::string grpc_listen = "127.0.0.1:50051";  // addresses, see ParseListenAddresses()
+  // What gRPC may hold of messages that arrive; beyond it, it ends calls with RESOURCE_EXHAUSTED and no details.
+  int64_t grpc_memory_bytes = int64_t{1} << 30;
   LayerServiceOptions layer_service;
 };
 

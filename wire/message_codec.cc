@@ -71,7 +71,8 @@ absl::Status Unpack(const std::vector<grpc::Slice>& slices, int64_t max_bytes,
 absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::protobuf::MessageLite& message) {
   if (static_cast<int64_t>(bytes.Length()) > max_bytes) return MessageTooLarge(max_bytes, absl::StrCat(bytes.Length()));
   std::vector<grpc::Slice> slices;
-  if (!bytes.Dump(&slices).ok()) return InternalError("gRPC handed over no bytes");
+  // A call without any message is one of an empty message, whose first missing field is then named.
+  if (bytes.Valid() && !bytes.Dump(&slices).ok()) return InternalError("gRPC handed over no bytes");
   bool parsed = false;
   if (IsGzip(slices)) {
     std::string unpacked;
@@ -79,7 +80,7 @@ absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::pr
     parsed = message.ParseFromString(unpacked);
   } else {
     grpc::ProtoBufferReader reader(&bytes);
-    parsed = message.ParseFromZeroCopyStream(&reader);
+    parsed = slices.empty() || message.ParseFromZeroCopyStream(&reader);
   }
   if (parsed) return absl::OkStatus();
   return Malformed(message, absl::StrCat(bytes.Length(), " bytes that are none: wrong field types, or an early end"));

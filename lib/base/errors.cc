@@ -91,6 +91,8 @@ absl::Status Overloaded(std::string_view text, int64_t retry_delay_ms) {
   return WithDetails(absl::StatusCode::kResourceExhausted, text, details);
 }
 
+absl::Status OutOfMemory() { return Overloaded("no memory for the call's work", 1000); }
+
 absl::Status ExpiredWhileWaiting(std::string_view text) {
   return FieldStatus(absl::StatusCode::kDeadlineExceeded, "", "EXPIRED_WHILE_WAITING", text);
 }

@@ -39,6 +39,8 @@ absl::Status MissingField(std::string_view field, std::string_view text);
 absl::Status TooLarge(std::string_view field, std::string_view reason, std::string_view text);
 // No room now; try again after the delay. RESOURCE_EXHAUSTED, reason OVERLOADED.
 absl::Status Overloaded(std::string_view text, int64_t retry_delay_ms);
+// Memory for the call's work cannot be had now. As Overloaded().
+absl::Status OutOfMemory();
 // The deadline passed before the work began. DEADLINE_EXCEEDED.
 absl::Status ExpiredWhileWaiting(std::string_view text);
 // The caller went away before the work began. CANCELLED.

@@ -100,7 +100,7 @@ void CpuEngine::Submit(Call call, Done done) {
       try {
         result = Compute(call);
       } catch (const std::bad_alloc&) {
-        result = Overloaded("no memory for the call's work", 1000);
+        result = OutOfMemory();
       } catch (const std::exception& error) {
         result = InternalError(error.what());
       }

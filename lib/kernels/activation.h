@@ -6,7 +6,7 @@
 //   silu x·σ(βx), β = 1 unless said otherwise (Ramachandran et al. 2017).
 //
 // Limits are taken, not NaN made from them: silu(−∞) = gelu(−∞) = gelu_tanh(−∞) = quick_gelu(−∞) = −0, and the same
-// functions at +∞ are +∞; with β < 0, silu(−∞) = −∞ and silu(+∞) = +0. NaN gives NaN for every function, relu included.
+// functions at +∞ are +∞; with β < 0, silu(−∞) = −∞ and silu(+∞) = +0; with β = 0 it is x/2 everywhere. NaN gives NaN for every function, relu included.
 //
 // Aliasing: `out` may be `gate` or `up` (or `in`) itself, not partly overlapping. No alignment beyond the element's.
 // Threads: pure functions.

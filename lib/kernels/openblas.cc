@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "lib/base/memory.h"
 #include "lib/base/parallel.h"
 
 namespace layerd::openblas {
@@ -17,6 +18,8 @@ namespace {
 constexpr char kLibrary[] = "libopenblas.so.0";
 constexpr char kCoreVariable[] = "OPENBLAS_CORETYPE";
 constexpr char kThreadsVariable[] = "OPENBLAS_NUM_THREADS";
+
+constexpr int kMostCallers = 64;  // at once, on however many CPUs
 
 decltype(&cblas_sgemm) sgemm = nullptr;
 
@@ -52,11 +55,22 @@ std::string FittingCore() {
 
 Library LoadOnce() {
   Library library;
+  // It maps so much for each caller, and tries for ever where it cannot.
+  constexpr int64_t kBufferBytes = int64_t{128} << 20;
+  if (!CanReserve(kBufferBytes * (std::min(AvailableCpus(), kMostCallers) + 1))) {
+    library.error = "too little address space for its buffers";
+    return library;
+  }
   std::optional<ScopedVariable> core, threads;
   void* handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) {
-    if (std::getenv(kCoreVariable) == nullptr) library.requested = FittingCore();
-    if (!library.requested.empty()) core.emplace(kCoreVariable, library.requested.c_str());
+    const char* given = std::getenv(kCoreVariable);
+    if (given != nullptr && *given != '\0') {
+      library.requested = std::string(given) + " by " + kCoreVariable;
+    } else {
+      library.requested = FittingCore();
+      if (!library.requested.empty()) core.emplace(kCoreVariable, library.requested.c_str());
+    }
     threads.emplace(kThreadsVariable, "1");
     handle = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   }
@@ -107,7 +121,7 @@ class Gate {
  private:
   std::mutex mutex_;
   std::condition_variable left_;
-  const int limit_ = std::min(AvailableCpus(), 64);
+  const int limit_ = std::min(AvailableCpus(), kMostCallers);
   int inside_ = 0;
   int64_t calls_ = 0;
 };

@@ -51,7 +51,7 @@ double Activate(const ActivationFunction& act, double x) {
     case Activation::kQuickGelu:
       return static_cast<double>(TimesSigmoid(v, static_cast<long double>(1.702) * v));
     case Activation::kSilu:
-      return static_cast<double>(TimesSigmoid(v, static_cast<long double>(act.beta) * v));
+      return static_cast<double>(TimesSigmoid(v, act.beta == 0 ? 0.0L : static_cast<long double>(act.beta) * v));
   }
   return NAN;
 }
@@ -78,6 +78,7 @@ NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& i
   result.output_at_tie.resize(n);
   result.slack.resize(n);
   if (inputs.residual) result.residual_sum.resize(n);
+  if (n == 0) return result;  // the width of no rows may be anything
 
   std::vector<double> x(extent.group_size);
   for (int64_t start = 0; start < n; start += extent.group_size) {
@@ -135,6 +136,7 @@ ProductReference Product(const std::vector<double>& x, int64_t rows, const Tenso
   ProductReference result;
   result.value.assign(rows * out, 0.0);
   result.magnitude.assign(rows * out, 0.0);
+  if (rows == 0) return result;
   // The matrix is widened a few of its rows at a time, and each meets every row of x while it is in the cache; the order of
   // a float64 sum does not matter here.
   constexpr int64_t kLines = 64;

@@ -72,6 +72,8 @@ TEST(MessageCodecTest, AnEmptyMessageIsLegal) {
   grpc::ByteBuffer bytes = Buffer("");
   v1::NormalizeRequest read;
   EXPECT_TRUE(ParseMessage(bytes, 10, read).ok());
+  grpc::ByteBuffer none;  // a call without any message
+  EXPECT_TRUE(ParseMessage(none, 10, read).ok());
 }
 
 TEST(MessageCodecTest, TheLimitHoldsToTheByteAndNamesItsFlag) {

@@ -423,7 +423,7 @@ TEST(InitMatMulTest, ReportsWhatItFoundAndLeavesTheEnvironmentAlone) {
     EXPECT_FALSE(report->openblas_core.empty());
   }
   if (core_before != "unset") {
-    EXPECT_EQ(report->openblas_requested, "");
+    EXPECT_EQ(report->openblas_requested, "Prescott by OPENBLAS_CORETYPE");
   }
   threads = std::getenv("OPENBLAS_NUM_THREADS");
   EXPECT_EQ(threads == nullptr ? "unset" : threads, threads_before);
@@ -445,7 +445,7 @@ TEST(InitMatMulTest, DISABLED_ChildWithPrescott) {
   ASSERT_TRUE(report.ok()) << report.status();
   if (report->openblas_version.empty()) GTEST_SKIP() << report->reason;
   EXPECT_EQ(report->openblas_core, "Prescott");
-  EXPECT_EQ(report->openblas_requested, "");
+  EXPECT_EQ(report->openblas_requested, "Prescott by OPENBLAS_CORETYPE");
   EXPECT_FALSE(report->follows_order);
   EXPECT_FALSE(report->used);
   EXPECT_NE(report->reason.find("order"), std::string::npos) << report->reason;

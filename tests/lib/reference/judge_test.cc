@@ -156,6 +156,29 @@ TEST(JudgeTest, SeesANarrowOutputThatIsOneStepOff) {
   EXPECT_FALSE(one.Judge().within_contract);
 }
 
+TEST(JudgeTest, NoRowsCostNothingHoweverWideTheyAre) {
+  NormalizeSpec spec;
+  NormalizeInputs inputs;
+  inputs.input = Tensor::Allocate(DType::kFloat32, {0, 2147483647});
+  const Arena arena(1);
+  const auto outputs = Normalize(arena, spec, inputs, std::nullopt, false);
+  ASSERT_TRUE(outputs.ok());
+  EXPECT_TRUE(JudgeNormalize(spec, inputs, *outputs).within_contract);
+}
+
+TEST(JudgeTest, SwishWithBetaZeroHalvesInfinityToo) {
+  FeedForwardSpec spec = ReluSpec();
+  spec.activation = {Activation::kSilu, 0.0};
+  FeedForwardWeights weights;
+  weights.up = weights.down = Tensor::FromFloats(DType::kFloat32, {1, 1}, {1});
+  const Tensor input = Tensor::FromFloats(DType::kFloat32, {3, 1}, {INFINITY, -INFINITY, 3});
+  const Arena arena(1);
+  const auto outputs = FeedForward(arena, spec, weights, input, std::nullopt, true);
+  ASSERT_TRUE(outputs.ok());
+  EXPECT_EQ(outputs->output.ToFloats(), (std::vector<float>{INFINITY, -INFINITY, 1.5f}));
+  EXPECT_TRUE(JudgeFeedForward(spec, weights, input, *outputs).within_contract);
+}
+
 TEST(ReferenceTest, ActivationsHaveTheirKnownValues) {
   const auto act = [](Activation kind, double x) { return reference::Activate({kind}, x); };
   EXPECT_NEAR(act(Activation::kSilu, -90) / -7.37461e-38, 1, 1e-5);
