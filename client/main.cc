@@ -123,7 +123,7 @@ int Run(int argc, char** argv) {
   }
   // An option that would be ignored is refused.
   const bool computes = *normalize_command || *feed_forward_command;
-  const bool prints_json = computes || *check_command || *health_command || *plan_command;
+  const bool prints_json = computes || *check_command || *health_command || *plan_command || *self_test_command;
   const bool one_layer = *check_normalize_command || *check_feed_forward_command;
   const bool seeded_given = check_command->count("--seed") + check_command->count("--rows") +
                                 check_command->count("--dim") + check_command->count("--hidden") >

@@ -112,6 +112,7 @@ bool Near(double got, double expected, double rel_tolerance) {
 int RunSelfTest(const Session& session) {
   RemoteEngine engine(session.EngineOptions());
   int failed = 0;
+  std::string json;
   const std::vector<Case> cases = Cases();
   for (const Case& one : cases) {
     const auto output = one.ask(engine, session.Deadline());
@@ -120,10 +121,19 @@ int RunSelfTest(const Session& session) {
     for (int64_t i = 0; good && i < output->num_elements(); ++i) {
       good = Near(output->At(i), one.expected[i], one.rel_tolerance);
     }
-    std::printf("%-8s %s\n", good ? "ok" : "FAILED", one.name.c_str());
+    if (session.json) {
+      absl::StrAppend(&json, json.empty() ? "" : ",\n ", "{\"name\": \"", one.name,
+                      "\", \"right\": ", good ? "true}" : "false}");
+    } else {
+      std::printf("%-8s %s\n", good ? "ok" : "FAILED", one.name.c_str());
+    }
     failed += !good;
   }
-  std::printf("%d of %d right\n", static_cast<int>(cases.size()) - failed, static_cast<int>(cases.size()));
+  if (session.json) {
+    std::printf("[%s]\n", json.c_str());
+  } else {
+    std::printf("%d of %d right\n", static_cast<int>(cases.size()) - failed, static_cast<int>(cases.size()));
+  }
   return failed == 0 ? kExitOk : kExitOutsideContract;
 }
 

@@ -40,13 +40,12 @@ void MatMul(const Arena& arena, const float* x, int64_t rows, const WeightView& 
 
 // What InitMatMul() found.
 struct MatMulReport {
-  std::string openblas_version;  // "OpenBLAS 0.3.21 …"; empty when the library could not be loaded
-  std::string openblas_core;     // the core type it runs with, "SkylakeX"
-  std::string
-      openblas_requested;      // the core type we asked for, because its own choice would not fit this CPU; or empty
-  bool follows_order = false;  // the self-test proved the order above, bit for bit
-  bool used = false;           // products go through it
-  std::string reason;          // why it is not used; empty when it is
+  std::string openblas_version;    // "OpenBLAS 0.3.21 …"; empty when the library could not be loaded
+  std::string openblas_core;       // the core type it runs with, "SkylakeX"
+  std::string openblas_requested;  // the core type asked for: by us, or "… by OPENBLAS_CORETYPE"; or empty
+  bool follows_order = false;      // the self-test proved the order above, bit for bit
+  bool used = false;               // products go through it
+  std::string reason;              // why it is not used; empty when it is
 };
 
 // Loads OpenBLAS with one thread of its own and the core type that fits this CPU, and tests it: small integer products
