@@ -16,7 +16,7 @@ namespace {
 absl::Status CheckContext(const CallContext& context) {
   if (context.cancelled && context.cancelled->load(std::memory_order_relaxed)) return CancelledWhileWaiting();
   if (context.deadline <= absl::Now()) {
-    return ExpiredWhileWaiting("the deadline passed before the call's work began");
+    return ExpiredWhileWaiting("the deadline passed before the call's work was done");
   }
   return absl::OkStatus();
 }
@@ -76,7 +76,7 @@ absl::StatusOr<NormalizeResult> CpuEngine::Compute(const NormalizeCall& call) co
 absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call) const {
   // Judging needs the values inside, whether or not the caller wants them.
   auto outputs = layerd::FeedForward(arena_, call.spec, call.weights, call.input, call.output_dtype,
-                                     call.intermediates || call.verify);
+                                     call.intermediates || call.verify, [&call] { return CheckContext(call.context); });
   if (!outputs.ok()) return outputs.status();
   FeedForwardResult result{*std::move(outputs), std::nullopt};
   if (call.verify) result.report = JudgeFeedForward(call.spec, call.weights, call.input, result.outputs);

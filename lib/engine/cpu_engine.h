@@ -19,7 +19,7 @@ struct CpuEngineOptions {
 
 // Calls wait in one queue, in order of arrival, for `threads` workers; each may divide its work over the arena, which
 // holds as many threads. A call's shapes are checked when it arrives, on the caller's thread; its deadline and
-// cancellation then and again before its work begins.
+// cancellation then, before its work begins, and between chunks of rows while it lasts.
 //
 // A full queue is RESOURCE_EXHAUSTED with a delay (see WorkerPool). Memory that cannot be had is RESOURCE_EXHAUSTED too.
 // The destructor finishes what was accepted.

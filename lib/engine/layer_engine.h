@@ -21,7 +21,7 @@ namespace layerd {
 
 // What a call carries beside its tensors.
 struct CallContext {
-  // Work that has not begun by then is not begun.
+  // Work that has not begun by then is not begun; long work is given up between its parts.
   absl::Time deadline = absl::InfiniteFuture();
   // Set by the caller when it no longer wants the answer; null: it never will be.
   std::shared_ptr<const std::atomic<bool>> cancelled;
@@ -67,7 +67,7 @@ class LayerEngine {
   // Each takes its call over and calls `done` exactly once, on the calling thread or on another one, before or after it
   // returns. `done` must not block for long. Errors, with details (lib/base/errors.h): INVALID_ARGUMENT for what does
   // not fit, RESOURCE_EXHAUSTED for what is too large or comes at a busy time, DEADLINE_EXCEEDED and CANCELLED for work
-  // that was not begun.
+  // that was not begun, or given up.
   virtual void Normalize(NormalizeCall call, NormalizeDone done) = 0;
   virtual void FeedForward(FeedForwardCall call, FeedForwardDone done) = 0;
 };

@@ -221,7 +221,8 @@ absl::StatusOr<FeedForwardExtent> CheckFeedForward(const FeedForwardSpec& spec, 
 
 absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedForwardSpec& spec,
                                                const FeedForwardWeights& weights, const Tensor& input,
-                                               std::optional<DType> output_dtype, bool intermediates) {
+                                               std::optional<DType> output_dtype, bool intermediates,
+                                               const StillWanted& still_wanted) {
   const auto extent = CheckFeedForward(spec, weights, input);
   if (!extent.ok()) return extent.status();
   const int64_t rows = extent->rows, dim = extent->dim, hidden_dim = extent->hidden_dim, out_dim = extent->out_dim;
@@ -256,6 +257,9 @@ absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedFor
   const int64_t grain = std::max<int64_t>(1, kElementsPerTask / hidden_dim);
 
   for (int64_t first = 0; first < rows; first += chunk_rows) {
+    if (still_wanted) {
+      if (auto status = still_wanted(); !status.ok()) return status;
+    }
     const int64_t count = std::min(chunk_rows, rows - first);
     const std::byte* input_bytes = input.data() + first * dim * static_cast<int64_t>(SizeOf(input.dtype()));
     const float* x = reinterpret_cast<const float*>(input_bytes);

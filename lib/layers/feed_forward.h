@@ -13,6 +13,7 @@
 #define LAYERD_LIB_LAYERS_FEED_FORWARD_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "absl/status/statusor.h"
@@ -78,10 +79,15 @@ struct FeedForwardExtent {
 absl::StatusOr<FeedForwardExtent> CheckFeedForward(const FeedForwardSpec& spec, const FeedForwardWeights& weights,
                                                    const Tensor& input);
 
-// Computes. Errors: those of CheckFeedForward. `output_dtype` left out is the input's.
+// Whether a computation is still wanted: asked again and again while it lasts; an error ends it.
+using StillWanted = std::function<absl::Status()>;
+
+// Computes. Errors: those of CheckFeedForward, and of `still_wanted`, which is asked before every chunk of rows (a few
+// seconds' work at most, for the widest layers). `output_dtype` left out is the input's.
 absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedForwardSpec& spec,
                                                const FeedForwardWeights& weights, const Tensor& input,
-                                               std::optional<DType> output_dtype, bool intermediates);
+                                               std::optional<DType> output_dtype, bool intermediates,
+                                               const StillWanted& still_wanted = nullptr);
 
 // Floating-point operations of a call: 2 for each multiply-add of the products; element functions are not counted.
 double FeedForwardFlops(const FeedForwardSpec& spec, const FeedForwardExtent& extent);

@@ -245,6 +245,18 @@ TEST(FeedForwardTest, ChunksOfRowsGiveTheSameBitsAsRowsAlone) {
   }
 }
 
+TEST(FeedForwardTest, IsGivenUpBetweenChunksWhenNobodyWantsItAnyMore) {
+  const Arena arena(1);
+  const FeedForwardSpec spec = ReluSpec();
+  const FeedForwardWeights weights = SeededFeedForwardWeights(6, spec, DType::kFloat32, 1, 4096, false);
+  const Tensor input = SeededInput(6, DType::kFloat32, {9000, 1});  // three chunks of 4096 rows
+  int asked = 0;
+  const auto outputs = FeedForward(arena, spec, weights, input, std::nullopt, false,
+                                   [&] { return ++asked < 3 ? absl::OkStatus() : CancelledWhileWaiting(); });
+  EXPECT_EQ(outputs.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(asked, 3);
+}
+
 struct BadCall {
   const char* name;
   const char* field;
