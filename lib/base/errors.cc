@@ -99,7 +99,7 @@ absl::Status ExpiredWhileWaiting(std::string_view text) {
 
 absl::Status CancelledWhileWaiting() {
   return FieldStatus(absl::StatusCode::kCancelled, "", "CANCELLED_WHILE_WAITING",
-                     "the call was cancelled before its work began");
+                     "the call was cancelled before its work was done");
 }
 
 absl::Status Draining() {

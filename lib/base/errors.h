@@ -41,9 +41,9 @@ absl::Status TooLarge(std::string_view field, std::string_view reason, std::stri
 absl::Status Overloaded(std::string_view text, int64_t retry_delay_ms);
 // Memory for the call's work cannot be had now. As Overloaded().
 absl::Status OutOfMemory();
-// The deadline passed before the work began. DEADLINE_EXCEEDED.
+// The deadline passed before the work began, or between its parts. DEADLINE_EXCEEDED.
 absl::Status ExpiredWhileWaiting(std::string_view text);
-// The caller went away before the work began. CANCELLED.
+// The caller went away before the work began, or between its parts. CANCELLED.
 absl::Status CancelledWhileWaiting();
 // The server is shutting down. UNAVAILABLE, reason DRAINING.
 absl::Status Draining();
