@@ -5,46 +5,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/choice_option.h"
+#include "client/layer_file.h"
+#include "client/layer_options.h"
 #include "client/tensor_source.h"
 #include "lib/base/errors.h"
 #include "lib/base/shape.h"
+#include "lib/layers/layer.h"
 #include "lib/layers/seeded.h"
-#include "lib/weights/checkpoint.h"
-#include "lib/weights/safetensors.h"
 
 namespace layerd {
 namespace {
-
-const std::map<std::string, DType> kDTypes = {
-    {"float32", DType::kFloat32}, {"float16", DType::kFloat16}, {"bfloat16", DType::kBFloat16}};
-const std::map<std::string, NormKind> kKinds = {{"rms_norm", NormKind::kRmsNorm}, {"layer_norm", NormKind::kLayerNorm}};
-const std::map<std::string, NormRounding> kRoundings = {{"before_gamma", NormRounding::kBeforeGamma},
-                                                        {"after_gamma", NormRounding::kAfterGamma}};
-const std::map<std::string, GatePosition> kGatePositions = {
-    {"none", GatePosition::kNone}, {"first", GatePosition::kFirst}, {"last", GatePosition::kLast}};
-const std::map<std::string, FeedForwardForm> kForms = {{"gated", FeedForwardForm::kGated},
-                                                       {"plain", FeedForwardForm::kPlain}};
-const std::map<std::string, Activation> kActivations = {
-    {"identity", Activation::kIdentity},        {"sigmoid", Activation::kSigmoid}, {"relu", Activation::kRelu},
-    {"relu_squared", Activation::kReluSquared}, {"gelu", Activation::kGelu},       {"gelu_tanh", Activation::kGeluTanh},
-    {"quick_gelu", Activation::kQuickGelu},     {"silu", Activation::kSilu}};
-const std::map<std::string, GateUpPacking> kPackings = {{"separate", GateUpPacking::kSeparate},
-                                                        {"halves", GateUpPacking::kHalves},
-                                                        {"interleaved", GateUpPacking::kInterleaved}};
-const std::map<std::string, WeightLayout> kLayouts = {{"in_out", WeightLayout::kInOut},
-                                                      {"out_in", WeightLayout::kOutIn}};
-
-// An option whose value is one of the names in `names`.
-template <typename T, typename Target>
-void AddChoice(CLI::App& app, const std::string& flag, Target& target, const std::map<std::string, T>& names,
-               std::string help) {
-  std::string choices;
-  for (const auto& [name, value] : names) absl::StrAppend(&choices, choices.empty() ? "" : "|", name);
-  app.add_option_function<std::string>(
-         flag, [&target, &names](const std::string& name) { target = names.at(name); }, std::move(help))
-      ->check(CLI::IsMember(names))
-      ->type_name(choices);
-}
 
 constexpr char kTensorType[] = "TENSOR";
 
@@ -55,16 +26,19 @@ std::string FlagOf(std::string_view weight) {
   return flag;
 }
 
-void RegisterCommon(CLI::App& app, CommonCallOptions& options) {
+// Gives --layer, or null where it is not offered.
+CLI::Option* RegisterCommon(CLI::App& app, LayerPlace place, CommonCallOptions& options) {
   auto* input = app.add_option("--input", options.input,
                                "the input: FILE.npy, FILE.safetensors:NAME, or a list such as '[0.5,-1.5,2,1]'");
   input->type_name(kTensorType);
-  AddChoice(app, "--dtype", options.dtype, kDTypes, "dtype of typed and of seeded tensors (float32)");
-  AddChoice(app, "--output-dtype", options.output_dtype, kDTypes, "dtype of the answer (the input's)");
+  AddChoice(app, "--dtype", options.dtype, kDTypeNames, "dtype of typed and of seeded tensors (float32)");
+  AddChoice(app, "--output-dtype", options.output_dtype, kDTypeNames, "dtype of the answer (the input's)");
   app.add_flag("--verify", options.verify, "let the server compute the layer in float64 too, and report the error");
   app.add_flag("--intermediates", options.intermediates, "answer the values inside too");
-  auto* weights_file = app.add_option("--weights", options.weights_file,
-                                      "a safetensors checkpoint to take the layer from, with --prefix");
+  auto* weights_file =
+      app.add_option("--weights", options.weights_file,
+                     "take the layer from a checkpoint (its folder or a safetensors file), with --prefix; or from a "
+                     "file of `layers download`");
   app.add_option("--prefix", options.prefix, "the layer's name in the checkpoint, for example model.layers.0.mlp")
       ->needs(weights_file);
   app.add_option("--seed", options.seed, "make what is not given from this seed (docs/seeded.md), with --dim")
@@ -72,11 +46,14 @@ void RegisterCommon(CLI::App& app, CommonCallOptions& options) {
   app.add_option("--rows", options.rows, "rows of the seeded input (4)")
       ->check(CLI::Range(0, 1 << 20))
       ->excludes(input);
-  app.add_option("--dim", options.dim, "width of the seeded input")->check(CLI::Range(1, 1 << 20))->excludes(input);
-}
-
-absl::Status NeedOption(std::string_view option, std::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(std::string(option), ": needed, since ", std::string(why)));
+  app.add_option("--dim", options.dim, "width of the seeded input; by default that of --layer")
+      ->check(CLI::Range(1, 1 << 20))
+      ->excludes(input);
+  if (place == LayerPlace::kWithCall) return nullptr;
+  return app
+      .add_option("--layer", options.layer,
+                  "a layer of the server, models/MODEL/layers/LAYER; the options say what it is expected to be")
+      ->excludes(weights_file);
 }
 
 absl::StatusOr<Tensor> ReadNamed(std::string_view option, const std::string& text, DType dtype) {
@@ -100,53 +77,83 @@ absl::StatusOr<Tensor> InputOf(const CommonCallOptions& options) {
   return SeededInput(*options.seed, options.dtype, {options.rows, options.dim});
 }
 
-absl::StatusOr<SafetensorsFile> OpenCheckpoint(const CommonCallOptions& options) {
-  if (options.prefix.empty()) return NeedOption("--prefix", "--weights is given");
-  return SafetensorsFile::Open(options.weights_file);
+// An option that would be ignored is refused.
+absl::Status CheckSeedUsed(const CommonCallOptions& options) {
+  const bool all_given = !options.input.empty() && (!options.layer.empty() || !options.weights_file.empty());
+  if (!options.seed || !all_given) return absl::OkStatus();
+  return absl::InvalidArgumentError("--seed: expected nothing, since input and layer are both given");
+}
+
+// What is the same for both calls beside the layer.
+template <typename Call>
+void SetCommon(const CommonCallOptions& options, Call& call) {
+  call.layer = options.layer;
+  call.output_dtype = options.output_dtype;
+  call.verify = options.verify;
+  call.intermediates = options.intermediates;
+}
+
+// The layer of --weights, which must be a One.
+template <typename One>
+absl::StatusOr<One> ReadLayerOf(const CommonCallOptions& options, const CheckpointHints& hints, std::string_view kind) {
+  auto layer = ReadLayer(options.weights_file, options.prefix, hints);
+  if (!layer.ok()) return layer.status();
+  if (One* one = std::get_if<One>(&*layer)) return std::move(*one);
+  return absl::InvalidArgumentError(absl::StrCat("--weights: expected ", std::string(kind), ", got another layer"));
+}
+
+// Elements of the last `axes` axes of `input`.
+int64_t NormalizedElements(const Tensor& input, int axes) {
+  int64_t elements = 1;
+  for (int axis = std::max(0, input.rank() - axes); axis < input.rank(); ++axis) elements *= input.dim(axis);
+  return elements;
 }
 
 }  // namespace
 
-void NormalizeOptions::Register(CLI::App& app) {
-  RegisterCommon(app, common);
-  AddChoice(app, "--kind", kind, kKinds, "which norm; a checkpoint may tell");
-  app.add_option("--eps", spec.epsilon, "epsilon (1e-6 for rms_norm, 1e-5 for layer_norm; a checkpoint may tell)");
-  app.add_option("--gamma", gamma, "γ; default 1")->type_name(kTensorType);
-  app.add_option("--beta", beta, "β; default 0")->type_name(kTensorType);
+void NormalizeOptions::Register(CLI::App& app, LayerPlace place) {
+  CLI::Option* layer = RegisterCommon(app, place, common);
+  RegisterOptions(app, said);
+  app.add_option("--axes", said.normalized_axes, "normalise over so many of the last axes together (1)");
+  for (auto [flag, text, help] : {std::tuple("--gamma", &gamma, "γ; default 1"), {"--beta", &beta, "β; default 0"}}) {
+    auto* option = app.add_option(flag, *text, help)->type_name(kTensorType);
+    if (layer != nullptr) option->excludes(layer);
+  }
   app.add_option("--residual", residual, "added to the input first; the sum is answered too")->type_name(kTensorType);
   app.add_option("--gate", gate, "the gate, with --gate-position")->type_name(kTensorType);
-  AddChoice(app, "--gate-position", spec.gate_position, kGatePositions, "where silu(gate) multiplies in (none)");
-  AddChoice(app, "--rounding", spec.rounding, kRoundings, "needed where γ meets a 16-bit input");
-  app.add_option("--gamma-offset", spec.gamma_offset, "added to γ: 1 for Gemma (0)");
-  app.add_option("--group-size", spec.group_size, "statistics per group of so many elements (0: whole row)");
-  app.add_option("--axes", spec.normalized_axes, "normalise over so many of the last axes together (1)");
 }
 
 absl::StatusOr<NormalizeCall> NormalizeOptions::Build() const {
   NormalizeCall call;
-  call.spec = spec;
+  SetCommon(common, call);
+  if (auto status = CheckSeedUsed(common); !status.ok()) return status;
   auto input = InputOf(common);
   if (!input.ok()) return input.status();
   call.inputs.input = *std::move(input);
-  std::optional<NormKind> known_kind = kind;
-  if (!common.weights_file.empty()) {
-    const auto file = OpenCheckpoint(common);
-    if (!file.ok()) return file.status();
-    auto norm = ReadNorm(*file, common.prefix);
-    if (!norm.ok()) return norm.status();
-    call.inputs.gamma = std::move(norm->gamma);
-    call.inputs.beta = std::move(norm->beta);
-    if (!known_kind) known_kind = norm->kind;
-    // The checkpoint's epsilon is that of its own kind.
-    if (!call.spec.epsilon && known_kind == norm->kind) call.spec.epsilon = norm->epsilon;
-  } else if (common.seed && gamma.empty() && call.inputs.input.rank() > 0) {
-    int64_t dim = 1;
-    for (int axis = std::max(0, call.inputs.input.rank() - call.spec.normalized_axes); axis < call.inputs.input.rank();
-         ++axis) {
-      dim *= call.inputs.input.dim(axis);
+  const Tensor& x = call.inputs.input;
+  if (!common.layer.empty()) {
+    if (auto status = CheckSayable(said); !status.ok()) return status;
+    call.said = said;
+  } else {
+    bool kind_known = said.kind.has_value();
+    if (!common.weights_file.empty()) {
+      CheckpointHints hints = HintsOf(said, {});
+      // For float32 both mean the same, and a checkpoint that leaves it open will do.
+      if (!hints.norm_rounding && x.dtype() == DType::kFloat32) hints.norm_rounding = NormRounding::kAfterGamma;
+      auto layer = ReadLayerOf<NormalizeLayer>(common, hints, "a norm");
+      if (!layer.ok()) return layer.status();
+      kind_known = true;
+      call.spec = layer->spec;
+      call.inputs.gamma = std::move(layer->weights.gamma);
+      call.inputs.beta = std::move(layer->weights.beta);
     }
-    call.inputs.gamma = SeededGamma(*common.seed, common.dtype, dim);
-    if (known_kind == NormKind::kLayerNorm) call.inputs.beta = SeededBeta(*common.seed, common.dtype, dim);
+    if (!kind_known) return NeedOption("--kind", "nothing else tells which norm it is");
+    if (auto status = PutOver(said, call.spec); !status.ok()) return status;
+    if (common.seed && common.weights_file.empty() && gamma.empty() && x.rank() > 0) {
+      const int64_t dim = NormalizedElements(x, call.spec.normalized_axes);
+      call.inputs.gamma = SeededGamma(*common.seed, common.dtype, dim);
+      if (call.spec.kind == NormKind::kLayerNorm) call.inputs.beta = SeededBeta(*common.seed, common.dtype, dim);
+    }
   }
   for (const auto& status : {ReadOptional("--gamma", gamma, common.dtype, call.inputs.gamma),
                              ReadOptional("--beta", beta, common.dtype, call.inputs.beta),
@@ -154,108 +161,73 @@ absl::StatusOr<NormalizeCall> NormalizeOptions::Build() const {
                              ReadOptional("--gate", gate, common.dtype, call.inputs.gate)}) {
     if (!status.ok()) return status;
   }
-  if (!known_kind) return NeedOption("--kind", "nothing else tells which norm it is");
-  call.spec.kind = *known_kind;
-  call.output_dtype = common.output_dtype;
-  call.verify = common.verify;
-  call.intermediates = common.intermediates;
   return call;
 }
 
-void FeedForwardOptions::Register(CLI::App& app) {
-  RegisterCommon(app, common);
-  AddChoice(app, "--form", form, kForms, "gated or plain; a checkpoint tells");
-  AddChoice(app, "--activation", activation, kActivations, "the activation; a checkpoint's config.json may tell");
-  app.add_option("--swish-beta", swish_beta, "β of silu (1)");
-  AddChoice(app, "--packing", packing, kPackings, "how gate and up come; a checkpoint tells");
-  AddChoice(app, "--layout", layout, kLayouts, "axes of the matrices; a checkpoint tells; seeded: out_in");
-  app.add_option("--gate-max", spec.gate_max, "upper limit of the gate");
-  app.add_option("--up-limit", spec.up_limit, "limit of up, both ways");
-  app.add_option("--up-offset", spec.up_offset, "added to up (0)");
-  app.add_flag("--inner-norm", inner_norm, "RMSNorm before the last product");
-  app.add_option("--inner-norm-eps", inner_norm_epsilon, "its epsilon (1e-6)");
-  for (const char* name :
-       {"gate", "up", "gate_up", "down", "gate_bias", "up_bias", "gate_up_bias", "down_bias", "inner_norm_gamma"}) {
-    app.add_option(FlagOf(name), weights[name], "a weight of the layer")->type_name(kTensorType);
+void FeedForwardOptions::Register(CLI::App& app, LayerPlace place) {
+  CLI::Option* layer = RegisterCommon(app, place, common);
+  RegisterOptions(app, said);
+  std::vector<CLI::Option*> of_weights;
+  for (const auto& [role, member] : kFeedForwardRoles) {
+    const std::string name(role);
+    of_weights.push_back(app.add_option(FlagOf(name), weights[name], "a weight of the layer")->type_name(kTensorType));
   }
-  app.add_option("--hidden", hidden_dim, "hidden width of seeded weights")->check(CLI::Range(1, 1 << 20));
-  app.add_flag("--biases", biases, "seeded weights with biases");
+  of_weights.push_back(
+      app.add_option("--hidden", hidden_dim, "hidden width of seeded weights")->check(CLI::Range(1, 1 << 20)));
+  of_weights.push_back(app.add_flag("--biases", biases, "seeded weights with biases"));
+  if (layer == nullptr) return;
+  for (CLI::Option* option : of_weights) option->excludes(layer);
 }
 
 absl::StatusOr<FeedForwardCall> FeedForwardOptions::Build() const {
   FeedForwardCall call;
-  call.spec = spec;
+  SetCommon(common, call);
+  if (auto status = CheckSeedUsed(common); !status.ok()) return status;
   auto input = InputOf(common);
   if (!input.ok()) return input.status();
   call.input = *std::move(input);
-  bool activation_known = activation.has_value();
-  bool form_known = form.has_value();
-  bool layout_known = layout.has_value();
-  bool packing_known = packing.has_value();
-  const bool from_checkpoint = !common.weights_file.empty();
-  if (from_checkpoint) {
-    const auto file = OpenCheckpoint(common);
-    if (!file.ok()) return file.status();
-    auto layer = ReadFeedForward(*file, common.prefix);
-    if (!layer.ok()) return layer.status();
-    call.weights = std::move(layer->weights);
-    call.spec.form = layer->spec.form;
-    call.spec.packing = layer->spec.packing;
-    call.spec.layout = layer->spec.layout;
-    call.spec.activation = layer->spec.activation;
-    call.spec.inner_norm = layer->spec.inner_norm;
-    form_known = layout_known = packing_known = true;
-    activation_known = activation_known || layer->activation_known;
+  if (!common.layer.empty()) {
+    if (auto status = CheckSayable(said); !status.ok()) return status;
+    call.said = said;
+    return call;
   }
-  if (form) call.spec.form = *form;
-  if (packing) call.spec.packing = *packing;
-  if (layout) call.spec.layout = *layout;
-  if (activation) call.spec.activation.kind = *activation;
-  if (swish_beta) {
-    if (activation_known && call.spec.activation.kind != Activation::kSilu) {
-      return absl::InvalidArgumentError("--swish-beta: expected nothing, since the activation is not silu");
-    }
-    call.spec.activation.beta = *swish_beta;
-  }
-  if (packing && call.spec.form == FeedForwardForm::kPlain) {
-    return absl::InvalidArgumentError("--packing: expected nothing, since the plain form has no gate");
-  }
-  if (inner_norm || inner_norm_epsilon) call.spec.inner_norm = InnerNorm{inner_norm_epsilon};
-
   const bool any_given = std::any_of(weights.begin(), weights.end(), [](const auto& w) { return !w.second.empty(); });
-  if (common.seed && !from_checkpoint && !any_given) {
-    if (hidden_dim == 0) return NeedOption("--hidden", "--seed makes the weights");
+  const bool from_file = !common.weights_file.empty();
+  const bool seeded = common.seed && !from_file && !any_given;
+  if (!seeded && (hidden_dim != 0 || biases)) {
+    return absl::InvalidArgumentError("--hidden, --biases: expected nothing, since no weights are made from a seed");
+  }
+  if (from_file) {
+    auto layer = ReadLayerOf<FeedForwardLayer>(common, HintsOf({}, said), "a feed-forward layer");
+    if (!layer.ok()) return layer.status();
+    call.spec = layer->spec;
+    call.weights = std::move(layer->weights);
+  }
+  if (auto status = PutOver(said, call.spec); !status.ok()) return status;
+  if (seeded) {
     // A seeded layer is SwiGLU, [out, in], where nothing else is said.
-    form_known = activation_known = layout_known = packing_known = true;
+    if (hidden_dim == 0) return NeedOption("--hidden", "--seed makes the weights");
+    if (call.input.rank() == 0 || call.input.shape().back() == 0) {
+      return absl::InvalidArgumentError("--input: expected rows of one value or more, for weights made from a seed");
+    }
     call.weights =
         SeededFeedForwardWeights(*common.seed, call.spec, common.dtype, call.input.shape().back(), hidden_dim, biases);
+  } else if (!from_file) {
+    if (!said.form) return NeedOption("--form", "nothing else tells whether the layer is gated");
+    if (!said.activation) return NeedOption("--activation", "nothing else tells the activation");
+    if (!said.layout) return NeedOption("--layout", "the axes of a matrix are never guessed");
+    if (!said.packing && call.spec.form == FeedForwardForm::kGated) {
+      return NeedOption("--packing", "the layer is gated and nothing else tells");
+    }
   }
-  FeedForwardWeights& to = call.weights;
-  const std::pair<const char*, std::optional<Tensor>*> kFields[] = {{"gate", &to.gate},
-                                                                    {"up", &to.up},
-                                                                    {"gate_up", &to.gate_up},
-                                                                    {"down", &to.down},
-                                                                    {"gate_bias", &to.gate_bias},
-                                                                    {"up_bias", &to.up_bias},
-                                                                    {"gate_up_bias", &to.gate_up_bias},
-                                                                    {"down_bias", &to.down_bias},
-                                                                    {"inner_norm_gamma", &to.inner_norm_gamma}};
-  for (const auto& [name, tensor] : kFields) {
+  for (const auto& [role, member] : kFeedForwardRoles) {
+    const std::string name(role);
     const auto given = weights.find(name);
     if (given == weights.end()) continue;
-    if (auto status = ReadOptional(FlagOf(name), given->second, common.dtype, *tensor); !status.ok()) {
+    if (auto status = ReadOptional(FlagOf(name), given->second, common.dtype, call.weights.*member); !status.ok()) {
       return status;
     }
   }
-  if (!form_known) return NeedOption("--form", "nothing else tells whether the layer is gated");
-  if (!activation_known) return NeedOption("--activation", "nothing else tells the activation");
-  if (!layout_known) return NeedOption("--layout", "the axes of a matrix are never guessed");
-  if (!packing_known && call.spec.form == FeedForwardForm::kGated) {
-    return NeedOption("--packing", "the layer is gated");
-  }
-  call.output_dtype = common.output_dtype;
-  call.verify = common.verify;
-  call.intermediates = common.intermediates;
   return call;
 }
 

@@ -1,63 +1,50 @@
-// The commands of layerctl. Each returns the exit status (client/output.h).
+// The commands of layerctl. Each file of commands adds its own to the command line.
 #ifndef LAYERD_CLIENT_COMMANDS_H_
 #define LAYERD_CLIENT_COMMANDS_H_
 
-#include <cstdint>
-#include <optional>
+#include <functional>
+#include <map>
 #include <string>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "client/call_options.h"
 #include "client/remote_engine.h"
+#include "client/remote_registry.h"
+
+namespace CLI {
+class App;
+}
 
 namespace layerd {
 
-// What every command that asks a server has.
+// The general options, which may stand before and behind every command.
 struct Session {
   std::string server = "127.0.0.1:50051";
   double timeout_s = 60;  // of each call
   bool json = false;
-  std::string out;  // file for the output tensor
+  std::string out;  // file for what the command makes
 
   RemoteEngineOptions EngineOptions() const { return {server}; }
+  RemoteRegistryOptions RegistryOptions() const { return {server, absl::Seconds(timeout_s)}; }
   absl::Time Deadline() const { return absl::Now() + absl::Seconds(timeout_s); }
 };
 
-int RunNormalize(const Session& session, const NormalizeOptions& options);
-int RunFeedForward(const Session& session, const FeedForwardOptions& options);
-
-// Asks with `verify` and `intermediates`, and judges the answer again here: the server's word is not taken for it.
-int CheckNormalize(const Session& session, const NormalizeOptions& options);
-int CheckFeedForward(const Session& session, const FeedForwardOptions& options);
-
-// The same for a norm of each kind and a feed-forward layer of each form in every dtype, made from a seed.
-struct SeededCheckOptions {
-  uint64_t seed = 1;
-  int64_t rows = 4;
-  int64_t dim = 512;
-  int64_t hidden_dim = 1365;
+// What a command does, and which general options mean something to it: one that would be ignored is refused.
+struct Action {
+  std::function<int(const Session&)> run;  // gives the exit status (client/output.h)
+  bool prints_json = true;
+  bool writes_out = false;
 };
-int CheckSeeded(const Session& session, const SeededCheckOptions& options);
+using Actions = std::map<const CLI::App*, Action>;
 
-// Values known beforehand, computed by the server.
-int RunSelfTest(const Session& session);
-
-// What RMSNorm drops from LayerNorm, and how a gate opens and closes, computed by the server.
-int RunDemo(const Session& session);
-
-// Asks the health service.
-int RunHealth(const Session& session, const std::string& service);
-
-struct PlanOptions {
-  int64_t dim = 0;
-  int64_t multiple_of = 256;
-  std::optional<int64_t> hidden_dim;  // left out: 4·dim for the plain form, GatedHiddenDim() for the gated one
-  FeedForwardForm form = FeedForwardForm::kGated;
-  bool biases = false;
-  DType dtype = DType::kFloat32;
-};
-// Parameter accounting; asks no server.
-int RunPlan(const PlanOptions& options, bool json);
+// Each adds commands with their options to `app`, and what they do to `actions`.
+void RegisterCompute(CLI::App& app, Actions& actions);   // normalize, feedforward
+void RegisterCheck(CLI::App& app, Actions& actions);     // check
+void RegisterLayers(CLI::App& app, Actions& actions);    // layers
+void RegisterDemo(CLI::App& app, Actions& actions);      // demo
+void RegisterSelfTest(CLI::App& app, Actions& actions);  // selftest
+void RegisterHealth(CLI::App& app, Actions& actions);    // health
+void RegisterPlan(CLI::App& app, Actions& actions);      // plan
 
 }  // namespace layerd
 

@@ -1,4 +1,5 @@
 // layerctl demo: RMSNorm beside LayerNorm, and gates, for people who want to see what they do.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -172,8 +173,6 @@ absl::StatusOr<int> ShowFeedForwards(Asker& asker, std::string&) {
   return as_known ? kExitOk : kExitOutsideContract;
 }
 
-}  // namespace
-
 int RunDemo(const Session& session) {
   Asker asker(session);
   int worst = kExitOk;
@@ -185,6 +184,13 @@ int RunDemo(const Session& session) {
   }
   std::printf("\nSeen:\n%s", seen.c_str());
   return worst;
+}
+
+}  // namespace
+
+void RegisterDemo(CLI::App& app, Actions& actions) {
+  auto* command = app.add_subcommand("demo", "what norms and gates do, with figures from the server");
+  actions[command] = {.run = RunDemo, .prints_json = false};
 }
 
 }  // namespace layerd

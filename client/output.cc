@@ -81,16 +81,20 @@ int FailRemotely(const absl::Status& status) {
   return Fail(status, no_answer && !from_server ? kExitNoConnection : kExitRefused);
 }
 
-std::string ToJson(const NamedTensors& tensors, const std::optional<ErrorReport>& report) {
+std::string ToJson(const NamedTensors& tensors, const std::optional<ErrorReport>& report, std::string_view layer_hash) {
   std::string text = "{";
   for (const auto& [name, tensor] : tensors) {
     absl::StrAppend(&text, text.size() > 1 ? ", " : "", "\"", name, "\": ", JsonTensor(tensor));
+  }
+  if (!layer_hash.empty()) {
+    absl::StrAppend(&text, text.size() > 1 ? ", " : "", "\"layer_hash\": \"", std::string(layer_hash), "\"");
   }
   if (report) absl::StrAppend(&text, text.size() > 1 ? ", " : "", "\"report\": ", JsonReport(*report));
   return text + "}\n";
 }
 
-std::string ToTable(const NamedTensors& tensors, const std::optional<ErrorReport>& report) {
+std::string ToTable(const NamedTensors& tensors, const std::optional<ErrorReport>& report,
+                    std::string_view layer_hash) {
   constexpr int64_t kMaxRows = 16, kMaxColumns = 8;
   std::string text;
   for (const auto& [name, tensor] : tensors) {
@@ -106,6 +110,7 @@ std::string ToTable(const NamedTensors& tensors, const std::optional<ErrorReport
     }
     if (rows > kMaxRows) absl::StrAppend(&text, "  … ", rows - kMaxRows, " more rows\n");
   }
+  if (!layer_hash.empty()) absl::StrAppend(&text, "layer_hash  ", std::string(layer_hash), "\n");
   if (report) absl::StrAppend(&text, ToTable(*report));
   return text;
 }

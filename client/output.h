@@ -30,12 +30,14 @@ int FailRemotely(const absl::Status& status);
 // Named tensors of an answer, the output first.
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
-// {"output": {"dtype", "shape", "values"}, …, "report": {…}}. Values are nested as the shape is and have the fewest
-// digits that give their bits again; what is not finite is "NaN", "Infinity" or "-Infinity".
-std::string ToJson(const NamedTensors& tensors, const std::optional<ErrorReport>& report);
+// {"output": {"dtype", "shape", "values"}, …, "layer_hash": "…", "report": {…}}; what there is. Values are nested as the
+// shape is and have the fewest digits that give their bits again; what is not finite is "NaN", "Infinity" or "-Infinity".
+std::string ToJson(const NamedTensors& tensors, const std::optional<ErrorReport>& report,
+                   std::string_view layer_hash = "");
 
-// For people: each tensor's name, dtype, shape and its first rows and columns; then the report.
-std::string ToTable(const NamedTensors& tensors, const std::optional<ErrorReport>& report);
+// For people: each tensor's name, dtype, shape and its first rows and columns; the hash; the report.
+std::string ToTable(const NamedTensors& tensors, const std::optional<ErrorReport>& report,
+                    std::string_view layer_hash = "");
 std::string ToTable(const ErrorReport& report);
 
 // `value` with three decimals; never "-0.000".

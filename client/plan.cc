@@ -1,7 +1,10 @@
 // layerctl plan: parameter accounting.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,6 +16,16 @@
 #include "lib/layers/accounting.h"
 
 namespace layerd {
+namespace {
+
+struct PlanOptions {
+  int64_t dim = 0;
+  int64_t multiple_of = 256;
+  std::optional<int64_t> hidden_dim;  // left out: 4·dim for the plain form, GatedHiddenDim() for the gated one
+  FeedForwardForm form = FeedForwardForm::kGated;
+  bool biases = false;
+  DType dtype = DType::kFloat32;
+};
 
 int RunPlan(const PlanOptions& options, bool json) {
   const bool gated = options.form == FeedForwardForm::kGated;
@@ -42,6 +55,24 @@ int RunPlan(const PlanOptions& options, bool json) {
   }
   std::fputs((json ? text + "}\n" : text).c_str(), stdout);
   return kExitOk;
+}
+
+}  // namespace
+
+void RegisterPlan(CLI::App& app, Actions& actions) {
+  const auto options = std::make_shared<PlanOptions>();
+  auto* command = app.add_subcommand("plan", "parameters, FLOPs and bytes of a feed-forward layer; no server needed");
+  command->add_option("--dim", options->dim, "width")->required();
+  auto* hidden =
+      command->add_option("--hidden", options->hidden_dim, "hidden width (plain: 4 dim; gated: 2/3 of it, rounded up)");
+  command->add_option("--multiple-of", options->multiple_of, "what the gated width is rounded up to (256)")
+      ->excludes(hidden);
+  command->add_flag_callback(
+      "--plain", [options] { options->form = FeedForwardForm::kPlain; }, "two matrices, no gate");
+  command->add_flag("--biases", options->biases, "with biases");
+  command->add_flag_callback(
+      "--16bit", [options] { options->dtype = DType::kBFloat16; }, "2 bytes a value instead of 4");
+  actions[command] = {.run = [options](const Session& session) { return RunPlan(*options, session.json); }};
 }
 
 }  // namespace layerd

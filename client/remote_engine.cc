@@ -1,19 +1,14 @@
 #include "client/remote_engine.h"
 
-#include <grpc/grpc.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
-#include <grpcpp/support/channel_arguments.h>
 
-#include <algorithm>
 #include <condition_variable>
-#include <limits>
 #include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/channel.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "layerd/v1/layer_service.grpc.pb.h"
 #include "lib/base/errors.h"
@@ -22,30 +17,6 @@
 #include "wire/status_codec.h"
 
 namespace layerd {
-namespace {
-
-// gRPC shuts itself down with its last channel, and may then wait 10 s for a poller that it started for a large write. One
-// reference that is never given back keeps it up until the process ends.
-void KeepGrpcUp() {
-  static const bool kept = [] {
-    grpc_init();
-    return true;
-  }();
-  static_cast<void>(kept);
-}
-
-std::shared_ptr<grpc::Channel> Connect(const RemoteEngineOptions& options) {
-  KeepGrpcUp();
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(
-      static_cast<int>(std::min<int64_t>(options.max_answer_bytes, std::numeric_limits<int>::max())));
-  arguments.SetMaxSendMessageSize(-1);
-  // A proxy for the web that the environment names is not meant for tensors.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(options.target, grpc::InsecureChannelCredentials(), arguments);
-}
-
-}  // namespace
 
 absl::Status MalformedAnswer(std::string_view what) {
   ErrorDetails details;
@@ -55,7 +26,7 @@ absl::Status MalformedAnswer(std::string_view what) {
 
 struct RemoteEngine::Impl {
   explicit Impl(const RemoteEngineOptions& options)
-      : channel(Connect(options)),
+      : channel(Connect(options.target, options.max_answer_bytes)),
         layers(v1::LayerService::NewStub(channel)),
         health(grpc::health::v1::Health::NewStub(channel)) {}
 

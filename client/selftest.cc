@@ -1,4 +1,5 @@
 // layerctl selftest: values that are known beforehand, computed by the server.
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -107,8 +108,6 @@ bool Near(double got, double expected, double rel_tolerance) {
   return std::fabs(got - expected) <= std::fabs(expected) * rel_tolerance + 1e-42;
 }
 
-}  // namespace
-
 int RunSelfTest(const Session& session) {
   RemoteEngine engine(session.EngineOptions());
   int failed = 0;
@@ -135,6 +134,14 @@ int RunSelfTest(const Session& session) {
     std::printf("%d of %d right\n", static_cast<int>(cases.size()) - failed, static_cast<int>(cases.size()));
   }
   return failed == 0 ? kExitOk : kExitOutsideContract;
+}
+
+}  // namespace
+
+void RegisterSelfTest(CLI::App& app, Actions& actions) {
+  auto* command = app.add_subcommand("selftest", "values known beforehand, computed by the server");
+  command->footer("examples:\n  layerctl selftest");
+  actions[command] = {.run = RunSelfTest};
 }
 
 }  // namespace layerd

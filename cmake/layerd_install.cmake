@@ -8,7 +8,7 @@ set(layerd_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/layerd)
 install(TARGETS layerd layerctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
 
 # A static library brings along all that it is built on, so the whole chain below client and engine is exported.
-set(layerd_exported base kernels layers reference weights engine wire proto client)
+set(layerd_exported base kernels layers reference weights resident engine wire proto client)
 list(TRANSFORM layerd_exported PREPEND layerd_)
 install(TARGETS ${layerd_exported} EXPORT layerdTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development

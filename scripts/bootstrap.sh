@@ -15,6 +15,8 @@ build_packages=(
   libopenblas-dev libopenblas0-pthread libhwy-dev libtbb-dev
   # Logs, command lines, JSON.
   libspdlog-dev libcli11-dev nlohmann-json3-dev
+  # SHA-256.
+  libssl-dev
 )
 test_packages=(
   # Fetching the tree; tests and benchmarks in C++.

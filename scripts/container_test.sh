@@ -225,6 +225,14 @@ expect_openblas() {
   pass "$running: OpenBLAS is loaded, and the log says: $(grep -iE -m1 -- "$openblas_line" "$work/daemon.log")"
 }
 
+# expect_layer [COMMAND...]: runs layerctl as above, then verifies the layer that it uploads, or that is there already.
+expect_layer() {
+  local ask=(timeout 30 nsenter -t "$pid" -n "$work/layerctl" --server 127.0.0.1:50051)
+  if (($# > 0)); then quietly upload "${ask[@]}" "$@"; fi
+  quietly verify "${ask[@]}" layers verify "$layer"
+  pass "$running: $layer is there, whole, and answers within the contract"
+}
+
 expect_clean_stop() {
   local began=$SECONDS code
   quietly stop "${podman[@]}" stop -t $((grace_s + 10)) "$running"
@@ -235,12 +243,22 @@ expect_clean_stop() {
   running=
 }
 
+# A named volume takes the owner of the folder that it covers, so that the image's user may write.
+layers_volume=(--volume layers:/var/lib/layerd --env LAYERD_LAYER_STORE=/var/lib/layerd)
+layer=models/box/layers/mlp
+
 heading "As the image's own user"
-serve own-user
+serve own-user "${layers_volume[@]}"
 expect_user 65532
 expect_confined
 expect_answer
 expect_openblas
+expect_layer layers upload "$layer" --seed 1 --dim 64 --hidden 128
+expect_clean_stop
+
+heading "In another container, with the same volume"
+serve own-user "${layers_volume[@]}"
+expect_layer
 expect_clean_stop
 
 heading "As a user that the image does not know"

@@ -1,16 +1,20 @@
 #include "server/flags.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <tuple>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "lib/base/memory.h"
 #include "lib/base/parallel.h"
+#include "lib/weights/layer_name.h"
 #include "server/log.h"
 
 ABSL_FLAG(std::string, grpc_listen, "127.0.0.1:50051",
@@ -34,14 +38,33 @@ ABSL_FLAG(int, queue_calls, 256, "Calls that may wait for a thread, 1 to 1000000
 ABSL_FLAG(
     double, max_verify_flops, 1e9,
     "Largest layer, in floating-point operations, that a call with verify set may have computed again in float64.");
+ABSL_FLAG(
+    std::string, models, "",
+    "Folder of checkpoints: each folder in it with config.json and model.safetensors, or shards and their index, is "
+    "a model whose layers are called by name. It is looked at every second.");
+ABSL_FLAG(std::string, layer_store, "", "Folder for layers that callers upload. Several servers may share it.");
+ABSL_FLAG(int64_t, layer_store_mib, 65536,
+          "Most that uploaded layers may take in --layer_store, in MiB, 1 to 1000000000.");
+ABSL_FLAG(double, upload_idle_s, 60.0, "Seconds after which an upload that sends nothing is ended, 0.1 to 86400.");
+ABSL_FLAG(
+    int64_t, layer_memory_mib, 0,
+    "Memory for the weights of layers that are called by name, in MiB, 1 to 100000000; those not used for longest "
+    "are read again when they are needed. 0: three eighths of the memory that this process may use.");
+ABSL_FLAG(
+    std::string, preload, "",
+    "Layers that are read as soon as they are there, names separated by commas: models/{model}/layers/{layer}, with "
+    "* for any number of characters. Others are read when they are first called.");
+ABSL_FLAG(std::string, pin, "", "Layers that are read as soon as they are there, and stay in memory. As --preload.");
 ABSL_FLAG(std::string, log_level, "info", "Least level that is logged: debug, info, warning or error.");
 
 namespace layerd {
 namespace {
 
-constexpr std::string_view kFlagNames[] = {"grpc_listen",        "port_file", "grace_s", "max_message_mib",
-                                           "message_memory_mib", "threads",   "simd",    "queue_calls",
-                                           "max_verify_flops",   "log_level"};
+constexpr std::string_view kFlagNames[] = {
+    "grpc_listen", "port_file",   "grace_s",         "max_message_mib",  "message_memory_mib",
+    "threads",     "simd",        "queue_calls",     "max_verify_flops", "log_level",
+    "models",      "layer_store", "layer_store_mib", "upload_idle_s",    "layer_memory_mib",
+    "preload",     "pin"};
 
 absl::Status OutOfRange(std::string_view flag, std::string_view expected, std::string_view got) {
   return absl::InvalidArgumentError(
@@ -52,6 +75,20 @@ template <typename T>
 absl::Status CheckRange(std::string_view flag, T value, T lowest, T highest) {
   if (value >= lowest && value <= highest) return absl::OkStatus();
   return OutOfRange(flag, absl::StrCat(lowest, " to ", highest), absl::StrCat(value));
+}
+
+// Patterns of names, separated by commas. One that no name can fit is a mistake.
+absl::StatusOr<std::vector<std::string>> ParsePatterns(std::string_view flag, const std::string& text) {
+  std::vector<std::string> patterns = absl::StrSplit(text, ',', absl::SkipEmpty());
+  for (const std::string& pattern : patterns) {
+    std::string example = pattern;
+    std::replace(example.begin(), example.end(), '*', 'x');
+    // One that begins with * may fit anything.
+    if (pattern.front() != '*' && !ParseLayerName(example)) {
+      return OutOfRange(flag, "names such as models/m/layers/*.mlp", pattern);
+    }
+  }
+  return patterns;
 }
 
 // Abseil's own help names the path of the source, and ends with status 1.
@@ -120,6 +157,9 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   const int message_memory_mib = absl::GetFlag(FLAGS_message_memory_mib);
   const int threads = absl::GetFlag(FLAGS_threads);
   const int queue_calls = absl::GetFlag(FLAGS_queue_calls);
+  const int64_t layer_store_mib = absl::GetFlag(FLAGS_layer_store_mib);
+  const int64_t layer_memory_mib = absl::GetFlag(FLAGS_layer_memory_mib);
+  const double upload_idle_s = absl::GetFlag(FLAGS_upload_idle_s);
   const double grace_s = absl::GetFlag(FLAGS_grace_s);
   const double max_verify_flops = absl::GetFlag(FLAGS_max_verify_flops);
   // 1023 MiB, so that twice the limit still is a legal message size (see server.cc).
@@ -127,7 +167,11 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
        {CheckRange("max_message_mib", max_message_mib, 1, 1023),
         CheckRange("message_memory_mib", message_memory_mib, 0, 1000000), CheckRange("threads", threads, 0, 1024),
         CheckRange("queue_calls", queue_calls, 1, 1000000), CheckRange("grace_s", grace_s, 0.0, 3600.0),
-        CheckRange("max_verify_flops", max_verify_flops, 0.0, 1e18)}) {
+        CheckRange("max_verify_flops", max_verify_flops, 0.0, 1e18),
+        CheckRange("upload_idle_s", upload_idle_s, 0.1, 86400.0),
+        CheckRange("layer_store_mib", layer_store_mib, int64_t{1}, int64_t{1000000000}),
+        layer_memory_mib == 0 ? absl::OkStatus()
+                              : CheckRange("layer_memory_mib", layer_memory_mib, int64_t{1}, int64_t{100000000})}) {
     if (!status.ok()) return status;
   }
   if (!SetLogLevel(absl::GetFlag(FLAGS_log_level))) {
@@ -149,10 +193,24 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   const int64_t message_memory =
       message_memory_mib == 0 ? AvailableMemoryBytes() / 8 : static_cast<int64_t>(message_memory_mib) << 20;
   config.server.grpc_memory_bytes = message_memory;
-  config.server.layer_service.max_bytes_in_flight = message_memory;
+  config.server.max_bytes_in_flight = message_memory;
   config.server.layer_service.queue_calls = queue_calls;
   config.server.layer_service.decoding_threads = config.threads;
+  config.server.layer_registry.max_message_bytes = config.server.layer_service.max_message_bytes;
+  config.server.layer_registry.queue_calls = queue_calls;
+  config.server.layer_registry.upload_idle = absl::Seconds(upload_idle_s);
   config.max_verify_flops = max_verify_flops;
+  config.layers.models = absl::GetFlag(FLAGS_models);
+  config.layers.layer_store = absl::GetFlag(FLAGS_layer_store);
+  config.layers.layer_store_bytes = layer_store_mib << 20;
+  config.layers.library.memory_bytes = layer_memory_mib == 0 ? AvailableMemoryBytes() / 8 * 3 : layer_memory_mib << 20;
+  for (const auto& [flag, text, patterns] :
+       {std::tuple("preload", absl::GetFlag(FLAGS_preload), &config.layers.library.preloaded),
+        std::tuple("pin", absl::GetFlag(FLAGS_pin), &config.layers.library.pinned)}) {
+    auto parsed = ParsePatterns(flag, text);
+    if (!parsed.ok()) return parsed.status();
+    *patterns = *std::move(parsed);
+  }
   if (const auto addresses = ParseListenAddresses(config.server.grpc_listen); !addresses.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--grpc_listen: ", addresses.status().message()));
   }

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "lib/kernels/simd.h"
+#include "server/resident_layers.h"
 #include "server/server.h"
 
 namespace layerd {
@@ -22,6 +23,7 @@ struct Config {
   int queue_calls;
   double max_verify_flops;
   std::optional<Simd> simd;  // nothing: the widest that the CPU has
+  ResidentLayersOptions layers;
 };
 
 // Reads the flags. --help and --version end the process with status 0; unknown and unreadable flags with one line and

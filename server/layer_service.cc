@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
-#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
@@ -79,16 +78,19 @@ void Delegate(LayerEngine& engine, FeedForwardCall call, FeedForwardDone done) {
 
 }  // namespace
 
-LayerService::LayerService(LayerEngine& engine, const LayerServiceOptions& options)
-    : engine_(engine), options_(options), decoders_(options.decoding_threads, options.queue_calls, "--queue_calls") {}
+LayerService::LayerService(LayerEngine& engine, CallGate& gate, const LayerServiceOptions& options)
+    : engine_(engine),
+      gate_(gate),
+      options_(options),
+      decoders_(options.decoding_threads, options.queue_calls, "--queue_calls") {}
 
 template <typename Request, typename Response, typename Result>
 grpc::ServerUnaryReactor* LayerService::Serve(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                               grpc::ByteBuffer* response) {
   const auto size = static_cast<int64_t>(request->Length());
-  const absl::Status entered = Enter(size);
+  const absl::Status entered = gate_.Enter(size);
   auto* reactor =
-      new Reactor(context, entered.ok() ? absl::AnyInvocable<void()>([this, size] { Leave(size); }) : nullptr);
+      new Reactor(context, entered.ok() ? absl::AnyInvocable<void()>([this, size] { gate_.Leave(size); }) : nullptr);
   if (!entered.ok()) {
     reactor->FinishWith(entered);
     return reactor;
@@ -122,32 +124,6 @@ grpc::ServerUnaryReactor* LayerService::Normalize(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* LayerService::FeedForward(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return Serve<v1::FeedForwardRequest, v1::FeedForwardResponse, FeedForwardResult>(context, request, response);
-}
-
-absl::Status LayerService::Enter(int64_t bytes) {
-  constexpr int64_t kRetryDelayMs = 100;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (draining_) return Draining();
-  if (in_flight_ > 0 && bytes_in_flight_ + bytes > options_.max_bytes_in_flight) {
-    return Overloaded(absl::StrCat("busy: ", bytes_in_flight_, " bytes of calls are in flight (--message_memory_mib)"),
-                      kRetryDelayMs);
-  }
-  ++in_flight_;
-  bytes_in_flight_ += bytes;
-  return absl::OkStatus();
-}
-
-void LayerService::Leave(int64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  bytes_in_flight_ -= bytes;
-  if (--in_flight_ == 0) idle_.notify_all();
-}
-
-int64_t LayerService::Drain(absl::Time deadline) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  draining_ = true;
-  idle_.wait_until(lock, absl::ToChronoTime(deadline), [this] { return in_flight_ == 0; });
-  return in_flight_;
 }
 
 }  // namespace layerd

@@ -3,7 +3,12 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <map>
 #include <memory>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace layerd {
 namespace {
@@ -44,6 +49,24 @@ bool SetLogLevel(std::string_view level) {
     }
   }
   return false;
+}
+
+void LogSeldom(LogLevel level, std::string_view event, const std::string& subject, const std::string& text) {
+  constexpr absl::Duration kPause = absl::Minutes(1);
+  constexpr size_t kMaxRemembered = 10000;
+  static std::mutex mutex;
+  static std::map<std::string, absl::Time>* const last = new std::map<std::string, absl::Time>;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (last->size() >= kMaxRemembered) last->clear();
+    const absl::Time now = absl::Now();
+    absl::Time& before =
+        last->try_emplace(absl::StrCat(std::string(event), "\n", subject, "\n", text), absl::InfinitePast())
+            .first->second;
+    if (now - before < kPause) return;
+    before = now;
+  }
+  Log(level, event, {{"subject", subject}, {"error", text}});
 }
 
 void Log(LogLevel level, std::string_view event, LogFields fields) {

@@ -19,6 +19,10 @@ using LogFields = std::initializer_list<std::pair<std::string_view, std::string>
 // False, and no change, unless `level` is debug, info, warning or error.
 bool SetLogLevel(std::string_view level);
 
+// As Log(), but the same event of the same `subject` with the same `text` only once a minute: for what callers can bring
+// about again and again.
+void LogSeldom(LogLevel level, std::string_view event, const std::string& subject, const std::string& text);
+
 void Log(LogLevel level, std::string_view event, LogFields fields = {});
 
 }  // namespace layerd

@@ -1,5 +1,6 @@
 // layerd: the daemon.
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,10 +20,12 @@
 #include "absl/strings/string_view.h"
 #include "lib/base/parallel.h"
 #include "lib/engine/cpu_engine.h"
+#include "lib/engine/resident_engine.h"
 #include "lib/kernels/matmul.h"
 #include "lib/kernels/simd.h"
 #include "server/flags.h"
 #include "server/log.h"
+#include "server/resident_layers.h"
 #include "server/server.h"
 
 namespace layerd {
@@ -68,6 +71,15 @@ absl::Status WritePortFile(const std::string& path, const std::vector<int>& port
   return absl::OkStatus();
 }
 
+// Every file of a checkpoint is kept open, and every connection is one too; the soft limit is often 1024 for old programs'
+// sake.
+void AllowManyFiles() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 // Whether so many threads can run beside those that run now.
 bool CanStartThreads(int count) {
   std::mutex hold;
@@ -109,6 +121,7 @@ int Run(int argc, char** argv) {
   // Before any thread is made, so that all inherit it and only sigwait() below sees the signals.
   const sigset_t stop_signals = BlockStopSignals();
   signal(SIGPIPE, SIG_IGN);
+  AllowManyFiles();
 
   if (config->simd && !SetSimd(*config->simd)) {
     return Fail(absl::StrCat("--simd: this CPU does not have ", std::string(Name(*config->simd))));
@@ -127,7 +140,10 @@ int Run(int argc, char** argv) {
     return Fail(absl::StrCat("cannot start ", config->threads, " computing threads and ", grpc_threads,
                              " of gRPC's: the limit on processes or on memory is too low"));
   }
-  auto server = Server::Start(config->server, *engine);
+  auto layers = ResidentLayers::Open(config->layers);
+  if (!layers.ok()) return Fail(layers.status().message());
+  ResidentEngine resident((*layers)->source(), *engine);
+  auto server = Server::Start(config->server, resident, (*layers)->registry());
   if (!server.ok()) return Fail(server.status().message());
   LogMatMul(*matmul, /*wanted=*/!config->simd);
   if (engine->workers() < config->threads) {
@@ -143,6 +159,7 @@ int Run(int argc, char** argv) {
     std::printf("grpc %s\n", address.c_str());
   }
   std::fflush(stdout);
+  (*layers)->WhenReady([&server = **server] { server.SetReady(); });
   if (!config->port_file.empty()) {
     if (auto status = WritePortFile(config->port_file, (*server)->ports()); !status.ok()) return Fail(status.message());
   }

@@ -38,11 +38,17 @@ void InstallPluginsOnce() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, LayerEngine& engine) {
+Server::Server(const ServerOptions& options, LayerEngine& engine, LayerRegistry& registry)
+    : gate_(options.max_bytes_in_flight),
+      layer_service_(engine, gate_, options.layer_service),
+      layer_registry_(registry, gate_, options.layer_registry) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, LayerEngine& engine,
+                                                      LayerRegistry& registry) {
   const auto addresses = ParseListenAddresses(options.grpc_listen);
   if (!addresses.ok()) return addresses.status();
   InstallPluginsOnce();
-  std::unique_ptr<Server> server(new Server(engine, options.layer_service));
+  std::unique_ptr<Server> server(new Server(options, engine, registry));
 
   grpc::ServerBuilder builder;
   // A second server on the same port must fail, not share it.
@@ -60,7 +66,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::ResourceQuota quota("layerd");
   quota.Resize(static_cast<size_t>(options.grpc_memory_bytes));
   builder.SetResourceQuota(quota);
-  builder.RegisterService(&server->service_);
+  builder.RegisterService(&server->layer_service_);
+  builder.RegisterService(&server->layer_registry_);
   std::vector<int> ports(addresses->size(), 0);
   for (size_t i = 0; i < addresses->size(); ++i) {
     const ListenAddress& address = (*addresses)[i];
@@ -90,13 +97,29 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
       server->ports_.push_back(ports[i]);
     }
   }
-  server->server_->GetHealthCheckService()->SetServingStatus(v1::LayerService::service_full_name(), true);
+  server->SetServingStatus(false);
   return server;
 }
 
+void Server::SetServingStatus(bool serving) {
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  for (const char* service : {"", v1::LayerService::service_full_name(), v1::LayerRegistry::service_full_name()}) {
+    health->SetServingStatus(service, serving);
+  }
+}
+
+void Server::SetReady() {
+  std::lock_guard<std::mutex> lock(health_mutex_);
+  if (!draining_) SetServingStatus(true);
+}
+
 int64_t Server::Drain(absl::Duration grace) {
-  server_->GetHealthCheckService()->SetServingStatus(false);
-  const int64_t unfinished = service_.Drain(absl::Now() + grace);
+  {
+    std::lock_guard<std::mutex> lock(health_mutex_);
+    draining_ = true;
+    server_->GetHealthCheckService()->SetServingStatus(false);
+  }
+  const int64_t unfinished = gate_.Drain(absl::Now() + grace);
   HalfCloseConnections(ports_, paths_);
   // What is open after that is cancelled: calls past the grace, and connections whose callers do not close them.
   constexpr absl::Duration kForCallersToClose = absl::Milliseconds(500);

@@ -1,4 +1,4 @@
-// A gRPC server with layerd's services: LayerService, health (Check and Watch), reflection and channelz.
+// A gRPC server with layerd's services: LayerService, LayerRegistry, health (Check and Watch), reflection and channelz.
 #ifndef LAYERD_SERVER_SERVER_H_
 #define LAYERD_SERVER_SERVER_H_
 
@@ -6,12 +6,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "lib/engine/layer_engine.h"
+#include "lib/resident/layer_registry.h"
+#include "server/call_gate.h"
+#include "server/layer_registry_service.h"
 #include "server/layer_service.h"
 #include "server/listen_address.h"
 
@@ -21,16 +25,23 @@ struct ServerOptions {
   std::string grpc_listen = "127.0.0.1:50051";  // addresses, see ParseListenAddresses()
   // What gRPC may hold of messages that arrive; beyond it, it ends calls with RESOURCE_EXHAUSTED and no details.
   int64_t grpc_memory_bytes = int64_t{1} << 30;
+  // Of requests under way; beyond it calls are refused, unless there is no other.
+  int64_t max_bytes_in_flight = int64_t{1} << 30;
   LayerServiceOptions layer_service;
+  LayerRegistryServiceOptions layer_registry;
 };
 
-// Threads: Start, Drain and the destructor from one thread.
+// Threads: Start, Drain and the destructor from one thread; SetReady() from any.
 class Server {
  public:
-  // Serves as soon as it returns. The engine must outlive it. INVALID_ARGUMENT for a bad address, FAILED_PRECONDITION
-  // for one that is taken.
-  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, LayerEngine& engine);
+  // Serves as soon as it returns; health says NOT_SERVING until SetReady(). Engine and registry must outlive it.
+  // INVALID_ARGUMENT for a bad address, FAILED_PRECONDITION for one that is taken.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options, LayerEngine& engine,
+                                                       LayerRegistry& registry);
   ~Server();
+
+  // Health says SERVING, until Drain().
+  void SetReady();
 
   // The TCP addresses with the ports that were chosen, and unix sockets, as they were asked for.
   const std::vector<std::string>& addresses() const { return addresses_; }
@@ -42,9 +53,15 @@ class Server {
   int64_t Drain(absl::Duration grace);
 
  private:
-  Server(LayerEngine& engine, const LayerServiceOptions& options) : service_(engine, options) {}
+  Server(const ServerOptions& options, LayerEngine& engine, LayerRegistry& registry);
 
-  LayerService service_;
+  void SetServingStatus(bool serving);
+
+  std::mutex health_mutex_;
+  bool draining_ = false;  // guarded by health_mutex_
+  CallGate gate_;
+  LayerService layer_service_;
+  LayerRegistryService layer_registry_;
   std::vector<UnixSocketLock> locks_;
   std::vector<std::string> addresses_;
   std::vector<int> ports_;

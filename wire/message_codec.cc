@@ -91,6 +91,7 @@ absl::Status SerializeMessage(const google::protobuf::MessageLite& message, grpc
   if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
     return InternalError(absl::StrCat("an answer of ", size, " bytes is no legal message"));
   }
+  bytes.Clear();  // the writer ends the process where something is in it
   grpc::ProtoBufferWriter writer(&bytes, grpc::kProtoBufferWriterMaxBufferLength, static_cast<int>(size));
   if (!message.SerializeToZeroCopyStream(&writer)) return InternalError("the answer could not be written");
   return absl::OkStatus();

@@ -22,7 +22,7 @@ namespace layerd::wire {
 // bounded by max_bytes.
 absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::protobuf::MessageLite& message);
 
-// INTERNAL for a message that protobuf cannot write: one over 2 GiB.
+// Replaces what is in `bytes`. INTERNAL for a message that protobuf cannot write: one over 2 GiB.
 absl::Status SerializeMessage(const google::protobuf::MessageLite& message, grpc::ByteBuffer& bytes);
 
 }  // namespace layerd::wire

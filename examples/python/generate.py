@@ -2,8 +2,9 @@
 """Tells a story with stories260K, a Llama of 260,000 parameters, whose norms and feed-forward layers layerd computes.
 
 Embedding, attention and the choice of the next token are numpy, here. Each of the 5 blocks asks the daemon for two
-norms and a feed-forward layer, and the model for one last norm: 16 calls a token. With --local numpy computes those
-too, in float64 rounded to float32 once a layer; the story is the same.
+norms and a feed-forward layer, and the model for one last norm: 16 calls a token. The weights go with each call; with
+--resident the daemon has them already, and calls name their layer. With --local numpy computes the layers too, in
+float64 rounded to float32 once a layer. The story is the same.
 """
 import argparse
 import json
@@ -23,22 +24,36 @@ MAX_MESSAGE_BYTES = 64 << 20  # grpcio's own limit for answers is 4 MiB; the dae
 SHARED = Path(os.environ.get("LAYERD_TEST_DATA") or Path(__file__).resolve().parents[2] / ".." / "shared")
 
 
-class ServedLayers:
+class LayersOfDaemon:
     """Norms and feed-forward layers by the daemon at `server`."""
 
-    def __init__(self, server, weights, epsilon):
+    def __init__(self, server):
         self.stubs = layerd_stubs.load()
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                    ("grpc.enable_http_proxy", 0)]  # the daemon is near; http_proxy in the environment is for the web
         self.service = self.stubs.layer_service_grpc.LayerServiceStub(grpc.insecure_channel(server, options))
+        self.calls = 0
+
+    def call(self, method, request):
+        self.calls += 1
+        try:
+            return layerd_stubs.to_array(self.stubs, method(request, timeout=DEADLINE_S).output)
+        except grpc.RpcError as error:
+            sys.exit(layerd_stubs.explain(self.stubs, error))
+
+
+class ServedLayers(LayersOfDaemon):
+    """With weights and options in each call."""
+
+    def __init__(self, server, weights, epsilon):
+        super().__init__(server)
         self.weights = {name: layerd_stubs.to_tensor(self.stubs, weight) for name, weight in weights.items()}
         pb = self.stubs.layer_service
         self.norm_spec = pb.NormalizeSpec(kind=pb.NORM_KIND_RMS_NORM, epsilon=epsilon)
         self.swiglu_spec = pb.FeedForwardSpec(
             form=pb.FEED_FORWARD_FORM_GATED, activation=pb.ACTIVATION_SILU,
             packing=pb.GATE_UP_PACKING_SEPARATE, layout=pb.WEIGHT_LAYOUT_OUT_IN)
-        self.calls = 0
 
     def norm(self, name, x):
         return self.call(self.service.Normalize, self.stubs.layer_service.NormalizeRequest(
@@ -50,12 +65,21 @@ class ServedLayers:
             input=layerd_stubs.to_tensor(self.stubs, x), spec=self.swiglu_spec,
             weights=self.stubs.layer_service.FeedForwardWeights(**matrices)))
 
-    def call(self, method, request):
-        self.calls += 1
-        try:
-            return layerd_stubs.to_array(self.stubs, method(request, timeout=DEADLINE_S).output)
-        except grpc.RpcError as error:
-            sys.exit(layerd_stubs.explain(self.stubs, error))
+
+class ResidentLayers(LayersOfDaemon):
+    """By name: the daemon has the model among its --models, or in its --layer_store."""
+
+    def __init__(self, server, model):
+        super().__init__(server)
+        self.prefix = f"models/{model}/layers/"
+
+    def norm(self, name, x):
+        return self.call(self.service.Normalize, self.stubs.layer_service.NormalizeRequest(
+            input=layerd_stubs.to_tensor(self.stubs, x), layer=self.prefix + name))
+
+    def feed_forward(self, name, x):
+        return self.call(self.service.FeedForward, self.stubs.layer_service.FeedForwardRequest(
+            input=layerd_stubs.to_tensor(self.stubs, x), layer=self.prefix + name))
 
 
 class LocalLayers:
@@ -119,6 +143,7 @@ class Llama:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", default="127.0.0.1:50051", help="address of layerd (%(default)s)")
+    parser.add_argument("--resident", metavar="MODEL", help="call layers by name: the daemon has them as models/MODEL")
     parser.add_argument("--local", action="store_true", help="no server: numpy computes every layer")
     parser.add_argument("--prompt", default="Once upon a time", help="how the story begins (%(default)s)")
     parser.add_argument("--tokens", type=int, default=200, help="how many tokens to add to it (%(default)s)")
@@ -130,7 +155,12 @@ def main():
     weights = read_safetensors(args.model / "stories260k.f32.safetensors")
     tokenizer = Tokenizer(args.model / "tok512.bin")
     epsilon = config["rms_norm_eps"]
-    layers = LocalLayers(weights, epsilon) if args.local else ServedLayers(args.server, weights, epsilon)
+    if args.local:
+        layers = LocalLayers(weights, epsilon)
+    elif args.resident:
+        layers = ResidentLayers(args.server, args.resident)
+    else:
+        layers = ServedLayers(args.server, weights, epsilon)
     llama = Llama(config, weights, layers)
 
     tokens = tokenizer.encode(args.prompt)

@@ -121,4 +121,15 @@ absl::Status Under(std::string_view prefix, const absl::Status& status) {
   return WithDetails(status.code(), text, details);
 }
 
+absl::Status Renamed(std::string_view from, std::string_view to, const absl::Status& status) {
+  ErrorDetails details = DetailsOf(status);
+  const std::string old = details.field;
+  const bool begins = old.rfind(from, 0) == 0 && (old.size() == from.size() || old[from.size()] == '.');
+  if (status.ok() || !begins) return status;
+  details.field = absl::StrCat(std::string(to), old.substr(from.size()));
+  std::string text(status.message());
+  if (text.rfind(old + ": ", 0) == 0) text.replace(0, old.size(), details.field);
+  return WithDetails(status.code(), text, details);
+}
+
 }  // namespace layerd

@@ -56,6 +56,8 @@ ErrorDetails DetailsOf(const absl::Status& status);
 // The same error with `prefix` and a dot put before its field path, both in the details and at the head of the text
 // where the text begins with the path. OK stays OK.
 absl::Status Under(std::string_view prefix, const absl::Status& status);
+// The same error with `to` in place of `from` where its field path is `from` or begins with it and a dot.
+absl::Status Renamed(std::string_view from, std::string_view to, const absl::Status& status);
 
 }  // namespace layerd
 

@@ -28,6 +28,12 @@ Tensor Tensor::Allocate(DType dtype, Shape shape) {
   return Tensor(dtype, std::move(shape), n, AllocateBytes(static_cast<size_t>(n) * SizeOf(dtype)));
 }
 
+Tensor Tensor::WithoutData(DType dtype, Shape shape) {
+  const auto elements = NumElements(shape);
+  assert(elements.ok());
+  return Tensor(dtype, std::move(shape), elements.ok() ? *elements : 0, nullptr);
+}
+
 absl::StatusOr<Tensor> Tensor::Adopt(DType dtype, Shape shape, std::shared_ptr<const void> owner,
                                      absl::Span<const std::byte> data) {
   const auto elements = NumElements(shape);

@@ -26,8 +26,10 @@ class Tensor {
   // An empty float32 tensor of shape [0].
   Tensor();
 
-  // Uninitialised memory for `shape`, which must have passed NumElements().
+  // Uninitialised memory for `shape`, which must have passed NumElements(), here and below.
   static Tensor Allocate(DType dtype, Shape shape);
+  // A tensor of which only dtype and shape are known; data() is null. For checks that look at no element.
+  static Tensor WithoutData(DType dtype, Shape shape);
   // Shares `data`, kept alive by `owner`, without a copy where it is aligned to the element; copies it otherwise.
   // INVALID_ARGUMENT, with field "shape" or "data", for a bad shape or a byte count that does not fit it.
   static absl::StatusOr<Tensor> Adopt(DType dtype, Shape shape, std::shared_ptr<const void> owner,

@@ -9,17 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "lib/reference/judge.h"
+#include "lib/weights/layer_name.h"
 
 namespace layerd {
 namespace {
-
-absl::Status CheckContext(const CallContext& context) {
-  if (context.cancelled && context.cancelled->load(std::memory_order_relaxed)) return CancelledWhileWaiting();
-  if (context.deadline <= absl::Now()) {
-    return ExpiredWhileWaiting("the deadline passed before the call's work was done");
-  }
-  return absl::OkStatus();
-}
 
 absl::Status CheckAnswer(double bytes, int64_t max_bytes) {
   if (bytes <= static_cast<double>(max_bytes)) return absl::OkStatus();
@@ -68,7 +61,7 @@ CpuEngine::CpuEngine(const CpuEngineOptions& options)
 absl::StatusOr<NormalizeResult> CpuEngine::Compute(const NormalizeCall& call) const {
   auto outputs = layerd::Normalize(arena_, call.spec, call.inputs, call.output_dtype, call.intermediates);
   if (!outputs.ok()) return outputs.status();
-  NormalizeResult result{*std::move(outputs), std::nullopt};
+  NormalizeResult result{.outputs = *std::move(outputs)};
   if (call.verify) result.report = JudgeNormalize(call.spec, call.inputs, result.outputs);
   return result;
 }
@@ -78,7 +71,7 @@ absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call
   auto outputs = layerd::FeedForward(arena_, call.spec, call.weights, call.input, call.output_dtype,
                                      call.intermediates || call.verify, [&call] { return CheckContext(call.context); });
   if (!outputs.ok()) return outputs.status();
-  FeedForwardResult result{*std::move(outputs), std::nullopt};
+  FeedForwardResult result{.outputs = *std::move(outputs)};
   if (call.verify) result.report = JudgeFeedForward(call.spec, call.weights, call.input, result.outputs);
   if (!call.intermediates) {
     result.outputs.gate = result.outputs.up = result.outputs.hidden = result.outputs.normed = std::nullopt;
@@ -89,14 +82,18 @@ absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call
 // Checks the call and queues its computation; calls `done` exactly once.
 template <typename Result, typename Call, typename Done>
 void CpuEngine::Submit(Call call, Done done) {
-  if (auto status = Check(call, options_); !status.ok()) return done(status);
-  if (auto status = CheckContext(call.context); !status.ok()) return done(status);
+  if (!call.layer.empty()) return done(LayerNotFound("layer", call.layer));
+  // Statuses are moved to whoever gets them: copies would share their text over threads, by a count inside Abseil that
+  // ThreadSanitizer does not see.
+  if (auto status = Check(call, options_); !status.ok()) return done(std::move(status));
+  if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
   // Shared with the job, which the pool takes over even when it refuses it.
   auto shared_done = std::make_shared<Done>(std::move(done));
-  const auto status = pool_.Submit([this, call = std::move(call), shared_done] {
-    const absl::Status ready = CheckContext(call.context);
-    absl::StatusOr<Result> result = ready.ok() ? InternalError("not computed") : ready;
-    if (ready.ok()) {
+  auto status = pool_.Submit([this, call = std::move(call), shared_done] {
+    absl::Status ready = CheckContext(call.context);
+    const bool wanted = ready.ok();
+    absl::StatusOr<Result> result = wanted ? InternalError("not computed") : std::move(ready);
+    if (wanted) {
       try {
         result = Compute(call);
       } catch (const std::bad_alloc&) {
@@ -107,7 +104,7 @@ void CpuEngine::Submit(Call call, Done done) {
     }
     (*shared_done)(std::move(result));
   });
-  if (!status.ok()) (*shared_done)(status);
+  if (!status.ok()) (*shared_done)(std::move(status));
 }
 
 void CpuEngine::Normalize(NormalizeCall call, NormalizeDone done) {

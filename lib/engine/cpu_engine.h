@@ -22,7 +22,7 @@ struct CpuEngineOptions {
 // cancellation then, before its work begins, and between chunks of rows while it lasts.
 //
 // A full queue is RESOURCE_EXHAUSTED with a delay (see WorkerPool). Memory that cannot be had is RESOURCE_EXHAUSTED too.
-// The destructor finishes what was accepted.
+// It has no layers of its own: a name is NOT_FOUND (see ResidentEngine). The destructor finishes what was accepted.
 class CpuEngine : public LayerEngine {
  public:
   explicit CpuEngine(const CpuEngineOptions& options);

@@ -4,6 +4,9 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "lib/base/errors.h"
+
 namespace layerd {
 namespace {
 
@@ -33,6 +36,14 @@ class Waiter {
 };
 
 }  // namespace
+
+absl::Status CheckContext(const CallContext& context) {
+  if (context.cancelled && context.cancelled->load(std::memory_order_relaxed)) return CancelledWhileWaiting();
+  if (context.deadline <= absl::Now()) {
+    return ExpiredWhileWaiting("the deadline passed before the call's work was done");
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<NormalizeResult> Normalize(LayerEngine& engine, NormalizeCall call) {
   Waiter<NormalizeResult> waiter;

@@ -8,8 +8,10 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "lib/base/tensor.h"
@@ -27,8 +29,35 @@ struct CallContext {
   std::shared_ptr<const std::atomic<bool>> cancelled;
 };
 
+// OK as long as the answer is wanted; DEADLINE_EXCEEDED or CANCELLED after that. Threads: any.
+absl::Status CheckContext(const CallContext& context);
+
+// Options that a call which names its layer says the layer has; what is left out is the layer's own affair.
+struct NormalizeSaid {
+  std::optional<NormKind> kind;
+  std::optional<double> epsilon;
+  std::optional<NormRounding> rounding;
+  std::optional<double> gamma_offset;
+  std::optional<int64_t> group_size;
+  std::optional<GatePosition> gate_position;
+  std::optional<int> normalized_axes;
+};
+struct FeedForwardSaid {
+  std::optional<FeedForwardForm> form;
+  std::optional<Activation> activation;
+  std::optional<double> swish_beta;
+  std::optional<GateUpPacking> packing;
+  std::optional<WeightLayout> layout;
+  std::optional<double> gate_max;
+  std::optional<double> up_limit;
+  std::optional<double> up_offset;
+  std::optional<InnerNorm> inner_norm;
+};
+
 struct NormalizeCall {
-  NormalizeSpec spec;
+  std::string layer;   // models/{model}/layers/{layer}; empty: the layer comes with the call
+  NormalizeSaid said;  // with a name only
+  NormalizeSpec spec;  // without a name only
   NormalizeInputs inputs;
   std::optional<DType> output_dtype;  // left out: the input's
   bool verify = false;                // report the error against the float64 reference
@@ -39,11 +68,14 @@ struct NormalizeCall {
 struct NormalizeResult {
   NormalizeOutputs outputs;
   std::optional<ErrorReport> report;  // with `verify`
+  std::string layer_hash;             // content hash of the layer that was named
 };
 
 struct FeedForwardCall {
-  FeedForwardSpec spec;
-  FeedForwardWeights weights;
+  std::string layer;           // as in NormalizeCall
+  FeedForwardSaid said;        // with a name only
+  FeedForwardSpec spec;        // without a name only
+  FeedForwardWeights weights;  // without a name only
   Tensor input;
   std::optional<DType> output_dtype;  // left out: the input's
   bool verify = false;                // report the errors against the float64 reference
@@ -54,6 +86,7 @@ struct FeedForwardCall {
 struct FeedForwardResult {
   FeedForwardOutputs outputs;
   std::optional<ErrorReport> report;  // with `verify`
+  std::string layer_hash;             // as in NormalizeResult
 };
 
 using NormalizeDone = absl::AnyInvocable<void(absl::StatusOr<NormalizeResult>)>;
@@ -67,7 +100,7 @@ class LayerEngine {
   // Each takes its call over and calls `done` exactly once, on the calling thread or on another one, before or after it
   // returns. `done` must not block for long. Errors, with details (lib/base/errors.h): INVALID_ARGUMENT for what does
   // not fit, RESOURCE_EXHAUSTED for what is too large or comes at a busy time, DEADLINE_EXCEEDED and CANCELLED for work
-  // that was not begun, or given up.
+  // that was not begun, or given up. An engine that has no layers of its own answers a name with NOT_FOUND.
   virtual void Normalize(NormalizeCall call, NormalizeDone done) = 0;
   virtual void FeedForward(FeedForwardCall call, FeedForwardDone done) = 0;
 };

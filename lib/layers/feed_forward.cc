@@ -277,15 +277,16 @@ absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedFor
       if (gated) MatMul(arena, x, count, ViewOf(*weights.gate, spec.layout), gate_bias.data(), gate_rows);
       MatMul(arena, x, count, ViewOf(*weights.up, spec.layout), up_bias.data(), up_rows);
     }
-    NormalizeRowsArgs norm{.kind = NormKind::kRmsNorm,
-                           .epsilon = spec.inner_norm ? spec.inner_norm->epsilon.value_or(1e-6) : 0.0,
-                           .dim = hidden_dim,
-                           .group_size = hidden_dim,
-                           .input_dtype = DType::kFloat32,
-                           .output_dtype = DType::kFloat32,
-                           .input = reinterpret_cast<const std::byte*>(hidden_rows),
-                           .gamma = inner_norm_gamma.data(),
-                           .output = reinterpret_cast<std::byte*>(down_input)};
+    NormalizeRowsArgs norm{
+        .kind = NormKind::kRmsNorm,
+        .epsilon = spec.inner_norm ? spec.inner_norm->epsilon.value_or(kDefaultInnerNormEpsilon) : 0.0,
+        .dim = hidden_dim,
+        .group_size = hidden_dim,
+        .input_dtype = DType::kFloat32,
+        .output_dtype = DType::kFloat32,
+        .input = reinterpret_cast<const std::byte*>(hidden_rows),
+        .gamma = inner_norm_gamma.data(),
+        .output = reinterpret_cast<std::byte*>(down_input)};
     arena.For(count, grain, [&](int64_t begin, int64_t end) {
       const int64_t at = begin * hidden_dim, n = (end - begin) * hidden_dim;
       if (packed) {

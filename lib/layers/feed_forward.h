@@ -31,8 +31,9 @@ enum class FeedForwardForm : uint8_t { kGated, kPlain };
 enum class GateUpPacking : uint8_t { kSeparate, kHalves, kInterleaved };
 
 // RMSNorm with weight between hidden and down.
+inline constexpr double kDefaultInnerNormEpsilon = 1e-6;
 struct InnerNorm {
-  std::optional<double> epsilon;  // default 1e-6
+  std::optional<double> epsilon;  // default kDefaultInnerNormEpsilon
 };
 
 struct FeedForwardSpec {

@@ -1,61 +1,68 @@
-// Layers of a checkpoint, found by the names that its tensors have.
+// Checkpoints as people have them: config.json beside model.safetensors, or beside shards with an index; and one
+// safetensors file alone.
 //
-// The names decide form, packing and orientation (`.weight` of each, with an optional `.bias`):
+// Every norm and every dense feed-forward layer in it gets the name of its module ("model.layers.0.mlp", "model.norm").
+// The family (config.json's model_type) tells its options: packing, orientation, activation, rounding, offset on γ, ε;
+// docs/checkpoints.md has the table. A file layerd.json in the folder describes what no family knows, and goes over it.
+// Where there is no config.json, the names of the tensors alone tell what they can, and a layer whose options stay open
+// is listed but cannot be used.
 //
-//   gate_proj, up_proj, down_proj      gated, [out, in]             Llama, Mistral, Qwen, Gemma, experts of DeepSeek
-//   w1, w3, w2                         gated, [out, in]             experts of Mixtral
-//   gate_up_proj, down_proj            gated, halves, [out, in]     Phi-3, GLM-4
-//   c_fc, c_proj                       plain, [in, out]             GPT-2
-//   dense_h_to_4h, dense_4h_to_h       plain, [out, in]             GPT-NeoX, Falcon
-//   fc1, fc2                           plain, [out, in]             OPT, KWT
-//   intermediate.dense, output.dense   plain, [out, in]             BERT
-//
-// ffn_sub_norm.weight beside them is an inner norm (BitNet). Names do not tell the activation or an epsilon: those come
-// from `config.json` in the file's folder, and stay open where there is none. What neither tells (limits, offsets on γ,
-// rounding) is the caller's to say. Shapes are checked against each other before any data is read.
-//
-// Errors, with the field "file": NOT_FOUND, reason NO_SUCH_LAYER, where no tensor of a layer has the prefix (the text
-// names some prefixes that exist); INVALID_ARGUMENT for a layer that is incomplete, ambiguous or does not fit together,
-// naming the tensor, and for a config.json that is damaged or names an activation that layerd does not have; those of
-// SafetensorsFile::Read.
-//
-// Threads: pure functions of the files; from any number of threads.
+// No number and no name in the files is trusted; files are opened inside the folder only, links out of it are refused.
+// Damage to one file or to one tensor spoils only the layers that need it.
 #ifndef LAYERD_LIB_WEIGHTS_CHECKPOINT_H_
 #define LAYERD_LIB_WEIGHTS_CHECKPOINT_H_
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "lib/base/tensor.h"
-#include "lib/layers/feed_forward.h"
-#include "lib/layers/normalize.h"
-#include "lib/weights/safetensors.h"
+#include "lib/weights/layer_record.h"
 
 namespace layerd {
 
-struct CheckpointFeedForward {
-  FeedForwardSpec spec;
-  FeedForwardWeights weights;
-  std::string description;        // for people: "gated: gate_proj, up_proj, down_proj [out, in]; silu; d 64, h 172"
-  bool activation_known = false;  // config.json gave spec.activation; the caller must choose one otherwise
+// What the caller knows better than the files, or in their place.
+struct CheckpointHints {
+  std::optional<Activation> activation;  // of every feed-forward layer
+  std::optional<NormKind> norm_kind;     // of every norm
+  std::optional<double> norm_epsilon;
+  std::optional<NormRounding> norm_rounding;
 };
 
-// The feed-forward layer at `prefix` ("model.layers.0.mlp", with or without a dot at its end; empty where the names
-// begin at once).
-absl::StatusOr<CheckpointFeedForward> ReadFeedForward(const SafetensorsFile& file, std::string_view prefix);
+// The layers of a checkpoint, as its files were when it was opened. Threads: const methods from any number of threads.
+class Checkpoint {
+ public:
+  // `path` is a folder or a safetensors file; the layers are named models/{model}/layers/…. Reads headers, no weights.
+  // Errors, field "file": NOT_FOUND; INVALID_ARGUMENT, reason CHECKPOINT_… or SAFETENSORS_…, where config.json,
+  // layerd.json, the index, or the only file is damaged, so that nothing could be used.
+  static absl::StatusOr<Checkpoint> Open(const std::string& path, const std::string& model,
+                                         const CheckpointHints& hints = {});
 
-struct CheckpointNorm {
-  Tensor gamma;                  // [d]
-  std::optional<Tensor> beta;    // [d]
-  std::optional<NormKind> kind;  // LayerNorm where there is a β, else the one whose eps config.json has; may stay open
-  std::optional<double> epsilon;  // config.json's for that kind; may stay open
-  std::string description;        // for people: "RMSNorm; eps 1e-05; d 64"
+  // "llama", as config.json's model_type has it; "layerd.json", or "tensor names".
+  const std::string& family() const { return family_; }
+  // Ordered by name. A layer whose tensors are damaged, or whose options stay open, has that as its info().status.
+  const std::vector<std::shared_ptr<const LayerRecord>>& layers() const { return layers_; }
+  // By the layer's own name, with or without a dot at its end. NOT_FOUND, reason NO_SUCH_LAYER, field "file", naming some
+  // that exist.
+  absl::StatusOr<std::shared_ptr<const LayerRecord>> Find(std::string_view layer) const;
+
+ private:
+  Checkpoint() = default;
+  static absl::StatusOr<Checkpoint> OpenFiles(const std::string& path, const std::string& model,
+                                              const CheckpointHints& hints);
+  std::string source_;  // stands for the checkpoint in texts
+  std::string family_;
+  std::vector<std::shared_ptr<const LayerRecord>> layers_;
 };
 
-// The norm at `prefix` ("model.norm"): γ is `.weight` or, in old files, `.gamma`; β is `.bias` or `.beta`.
-absl::StatusOr<CheckpointNorm> ReadNorm(const SafetensorsFile& file, std::string_view prefix);
+// What tells whether the files of a checkpoint's folder have changed: names, sizes, times and inode numbers of config.json,
+// layerd.json, the index and every safetensors file. Empty where the folder holds no checkpoint.
+absl::StatusOr<std::string> CheckpointFingerprint(const std::string& folder);
+
+// One line for people: "gated: gate, up, down [out, in]; silu; d 64, h 172; BF16".
+std::string Description(const LayerInfo& info);
 
 }  // namespace layerd
 

@@ -84,18 +84,19 @@ inline absl::Status FileError(std::string_view path, std::string_view what, int 
 // Owns an open regular file.
 class InputFile {
  public:
-  static absl::StatusOr<InputFile> Open(const std::string& path) {
-    if (path.find('\0') != std::string::npos) return FileError(path, "cannot be opened", ENOENT);
+  static absl::StatusOr<InputFile> Open(const std::string& path) { return OpenAt(AT_FDCWD, path, path); }
+
+  // The file `name` relative to the open folder `folder`; `path` stands for it in texts.
+  static absl::StatusOr<InputFile> OpenAt(int folder, const std::string& name, const std::string& path) {
+    if (name.find('\0') != std::string::npos) return FileError(path, "cannot be opened", ENOENT);
     // Without O_NONBLOCK, opening a pipe would wait for a writer.
-    InputFile file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    InputFile file(openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.descriptor_ < 0) return FileError(path, "cannot be opened", errno);
-    struct stat status;
-    if (fstat(file.descriptor_, &status) != 0) return FileError(path, "cannot be examined", errno);
-    if (!S_ISREG(status.st_mode)) {
+    if (fstat(file.descriptor_, &file.opened_) != 0) return FileError(path, "cannot be examined", errno);
+    if (!S_ISREG(file.opened_.st_mode)) {
       return InvalidField("file", "FILE_NOT_REGULAR", absl::StrCat("expected a regular file, got ", Quoted(path)));
     }
     file.path_ = path;
-    file.size_ = static_cast<uint64_t>(status.st_size);
     return file;
   }
 
@@ -103,16 +104,26 @@ class InputFile {
     if (descriptor_ >= 0) close(descriptor_);
   }
   InputFile(InputFile&& other) noexcept
-      : descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_), path_(std::move(other.path_)) {}
+      : descriptor_(std::exchange(other.descriptor_, -1)), opened_(other.opened_), path_(std::move(other.path_)) {}
   InputFile& operator=(InputFile&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);
-    size_ = other.size_;
+    opened_ = other.opened_;
     path_ = std::move(other.path_);
     return *this;
   }
 
   const std::string& path() const { return path_; }
-  uint64_t size() const { return size_; }  // as it was when the file was opened
+  uint64_t size() const { return static_cast<uint64_t>(opened_.st_size); }  // as it was when the file was opened
+  int descriptor() const { return descriptor_; }
+
+  // Whether nobody has written to the file since it was opened, as size and time of modification tell. A file that was
+  // replaced by another of its name stays what it was.
+  bool IsUnchanged() const {
+    struct stat now;
+    // Not by the time of the last change (ctime): moving a file, or replacing it, changes that too.
+    return fstat(descriptor_, &now) == 0 && now.st_size == opened_.st_size &&
+           now.st_mtim.tv_sec == opened_.st_mtim.tv_sec && now.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec;
+  }
 
   // Fills `out` with the bytes from `offset` on, which must lie within size().
   absl::Status ReadAt(uint64_t offset, absl::Span<std::byte> out) const {
@@ -122,7 +133,7 @@ class InputFile {
       if (got < 0) return FileError(path_, "cannot be read", errno);
       if (got == 0) {
         return InvalidField("file", "FILE_TRUNCATED",
-                            absl::StrCat("the file became shorter while it was read: expected ", size_, " bytes, got ",
+                            absl::StrCat("the file became shorter while it was read: expected ", size(), " bytes, got ",
                                          offset, ": ", Quoted(BaseName(path_))));
       }
       out.remove_prefix(static_cast<size_t>(got));
@@ -135,7 +146,7 @@ class InputFile {
   explicit InputFile(int descriptor) : descriptor_(descriptor) {}
 
   int descriptor_;
-  uint64_t size_ = 0;
+  struct stat opened_ {};  // as it was then
   std::string path_;
 };
 

@@ -1,10 +1,7 @@
 #include "lib/weights/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <limits>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
@@ -15,322 +12,49 @@ namespace layerd {
 namespace {
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr char kMetadataKey[] = "__metadata__";
-
-struct FormatDType {
-  std::string_view name;
-  int bits;
-};
-constexpr std::array<FormatDType, 22> kFormatDTypes = {{
-    {"F64", 64},    {"F32", 32},        {"F16", 16},        {"BF16", 16},   {"F8_E4M3", 8}, {"F8_E5M2", 8},
-    {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
-    {"I64", 64},    {"I32", 32},        {"I16", 16},        {"I8", 8},      {"U64", 64},    {"U32", 32},
-    {"U16", 16},    {"U8", 8},          {"BOOL", 8},        {"C64", 64},
-}};
-
-int BitsOf(std::string_view dtype) {
-  for (const FormatDType& known : kFormatDTypes) {
-    if (known.name == dtype) return known.bits;
-  }
-  return 0;
-}
-
-std::optional<DType> LayerDType(std::string_view dtype) {
-  if (dtype == "F32") return DType::kFloat32;
-  if (dtype == "F16") return DType::kFloat16;
-  if (dtype == "BF16") return DType::kBFloat16;
-  return std::nullopt;
-}
-
-const char* FormatName(DType dtype) {
-  return dtype == DType::kFloat32 ? "F32" : dtype == DType::kFloat16 ? "F16" : "BF16";
-}
-
-absl::Status Damaged(std::string_view source, std::string_view reason, const std::string& text) {
-  return InvalidField("file", absl::StrCat("SAFETENSORS_", std::string(reason)),
-                      absl::StrCat(std::string(source), ": ", text));
-}
-
-// Builds a SafetensorsHeader from nlohmann's events. Nesting needs no stack: the format has three levels, and anything
-// deeper is refused where it begins. Every method returns false to stop; status() then says why.
-class HeaderHandler {
- public:
-  using Json = nlohmann::json;
-
-  explicit HeaderHandler(std::string_view source) : source_(source) {}
-
-  const absl::Status& status() const { return status_; }
-  SafetensorsHeader& header() { return header_; }
-
-  bool start_object(size_t) {
-    if (where_ == Where::kStart) return Enter(Where::kTop);
-    if (where_ != Where::kTop) return Unexpected("an object");
-    entry_ = {};
-    seen_ = {};
-    return Enter(name_ == kMetadataKey ? Where::kMetadata : Where::kEntry);
-  }
-
-  bool key(std::string& key) {
-    switch (where_) {
-      case Where::kTop:
-        if (key == kMetadataKey ? std::exchange(has_metadata_, true) : header_.tensors.count(key) > 0) {
-          return Fail("DUPLICATE_KEY", absl::StrCat("the header has the key ", Quoted(key), " twice"));
-        }
-        name_ = std::move(key);
-        return true;
-      case Where::kMetadata:
-        if (header_.metadata.count(key) > 0) {
-          return Fail("DUPLICATE_KEY", absl::StrCat("__metadata__ has the key ", Quoted(key), " twice"));
-        }
-        metadata_key_ = std::move(key);
-        return true;
-      default:  // kEntry
-        for (size_t i = 0; i < kFields.size(); ++i) {
-          if (key != kFields[i]) continue;
-          if (std::exchange(seen_[i], true)) {
-            return Fail("DUPLICATE_KEY", absl::StrCat(Subject(), "the key ", Quoted(key), " stands there twice"));
-          }
-          field_ = i;
-          return true;
-        }
-        return Fail("UNKNOWN_KEY",
-                    absl::StrCat(Subject(), "expected the keys dtype, shape and data_offsets, got ", Quoted(key)));
-    }
-  }
-
-  bool end_object() {
-    if (where_ == Where::kEntry) {
-      for (size_t i = 0; i < kFields.size(); ++i) {
-        if (!seen_[i]) return Fail("MISSING_KEY", absl::StrCat(Subject(), "no ", kFields[i]));
-      }
-      if (!CheckSize()) return false;
-      header_.tensors.emplace(std::move(name_), std::move(entry_));
-      name_.clear();
-    }
-    return Enter(where_ == Where::kTop ? Where::kStart : Where::kTop);
-  }
-
-  bool start_array(size_t) {
-    if (where_ != Where::kEntry || field_ == kDType) return Unexpected("a list");
-    offsets_count_ = 0;
-    return Enter(field_ == kShape ? Where::kShape : Where::kOffsets);
-  }
-
-  bool end_array() {
-    if (where_ == Where::kOffsets && offsets_count_ != 2) {
-      return Fail("OFFSETS", absl::StrCat(Subject(), "data_offsets: expected 2 numbers, got ", offsets_count_));
-    }
-    return Enter(Where::kEntry);
-  }
-
-  bool number_unsigned(uint64_t value) {
-    if (where_ == Where::kShape) {
-      if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-        return Fail("SHAPE", absl::StrCat(Subject(), "shape: the dimension is too large: ", value));
-      }
-      if (entry_.shape.size() == kMaxSafetensorsRank) {
-        return Fail("SHAPE", absl::StrCat(Subject(), "shape: expected at most ", kMaxSafetensorsRank, " dimensions"));
-      }
-      entry_.shape.push_back(static_cast<int64_t>(value));
-      return true;
-    }
-    if (where_ == Where::kOffsets) {
-      if (offsets_count_ == 2) {
-        return Fail("OFFSETS", absl::StrCat(Subject(), "data_offsets: expected 2 numbers, got more"));
-      }
-      (offsets_count_++ == 0 ? entry_.begin : entry_.end) = value;
-      return true;
-    }
-    return Unexpected("a number");
-  }
-
-  bool string(std::string& value) {
-    if (where_ == Where::kMetadata) {
-      header_.metadata.emplace(std::move(metadata_key_), std::move(value));
-      return true;
-    }
-    if (where_ != Where::kEntry || field_ != kDType) return Unexpected("a string");
-    if (BitsOf(value) == 0) {
-      return Fail("DTYPE", absl::StrCat(Subject(), "dtype: the format has no dtype ", Quoted(value)));
-    }
-    entry_.dtype = std::move(value);
-    return true;
-  }
-
-  bool number_integer(int64_t value) { return Unexpected(absl::StrCat("the negative number ", value)); }
-  bool number_float(double, const std::string& text) {
-    return Unexpected(absl::StrCat("the number ", Shortened(text)));
-  }
-  bool boolean(bool value) { return Unexpected(value ? "true" : "false"); }
-  bool null() { return Unexpected("null"); }
-  bool binary(std::vector<uint8_t>&) { return Unexpected("bytes"); }
-
-  bool parse_error(size_t position, const std::string& last_token, const nlohmann::detail::exception&) {
-    return Fail("HEADER_JSON",
-                absl::StrCat("the header is not JSON: at its byte ", position, ", near ", Quoted(last_token)));
-  }
-
- private:
-  enum class Where : uint8_t { kStart, kTop, kMetadata, kEntry, kShape, kOffsets };
-  static constexpr std::array<const char*, 3> kFields = {"dtype", "shape", "data_offsets"};
-  static constexpr size_t kDType = 0, kShape = 1;
-
-  bool Enter(Where where) {
-    where_ = where;
-    return true;
-  }
-
-  bool Fail(std::string_view reason, const std::string& text) {
-    status_ = Damaged(source_, reason, text);
-    return false;
-  }
-
-  std::string Subject() const { return absl::StrCat("tensor ", Quoted(name_), ": "); }
-
-  bool Unexpected(const std::string& got) {
-    switch (where_) {
-      case Where::kStart:
-        return Fail("HEADER_FORM", absl::StrCat("the header: expected one object, got ", got));
-      case Where::kTop:
-        return Fail(name_ == kMetadataKey ? "METADATA" : "HEADER_FORM",
-                    absl::StrCat(Quoted(name_), ": expected an object, got ", got));
-      case Where::kMetadata:
-        return Fail("METADATA",
-                    absl::StrCat("__metadata__: ", Quoted(metadata_key_), ": expected a string, got ", got));
-      case Where::kShape:
-        return Fail("SHAPE", absl::StrCat(Subject(), "shape: expected whole numbers of 0 or more, got ", got));
-      case Where::kOffsets:
-        return Fail("OFFSETS", absl::StrCat(Subject(), "data_offsets: expected whole numbers of 0 or more, got ", got));
-      case Where::kEntry:
-        break;
-    }
-    if (field_ == kDType) return Fail("DTYPE", absl::StrCat(Subject(), "dtype: expected a string, got ", got));
-    return Fail(field_ == kShape ? "SHAPE" : "OFFSETS",
-                absl::StrCat(Subject(), kFields[field_], ": expected a list of whole numbers, got ", got));
-  }
-
-  // The shape and dtype of the entry that just ended fit its offsets.
-  bool CheckSize() {
-    if (entry_.end < entry_.begin) {
-      return Fail("OFFSETS", absl::StrCat(Subject(), "data_offsets: expected an end of at least ", entry_.begin,
-                                          ", got ", entry_.end));
-    }
-    uint64_t bits = static_cast<uint64_t>(BitsOf(entry_.dtype));
-    for (const int64_t dimension : entry_.shape) {
-      if (__builtin_mul_overflow(bits, static_cast<uint64_t>(dimension), &bits)) {
-        return Fail("SHAPE", absl::StrCat(Subject(), "the shape has too many elements: ", ToString(entry_.shape)));
-      }
-    }
-    if (bits % 8 != 0 || bits / 8 != entry_.end - entry_.begin) {
-      return Fail("BYTE_COUNT", absl::StrCat(Subject(), "expected ", bits / 8, bits % 8 != 0 ? " and a fraction" : "",
-                                             " bytes for ", entry_.dtype, " ", ToString(entry_.shape),
-                                             ", got data_offsets of ", entry_.end - entry_.begin));
-    }
-    return true;
-  }
-
-  const std::string_view source_;
-  absl::Status status_;
-  SafetensorsHeader header_;
-  Where where_ = Where::kStart;
-  bool has_metadata_ = false;
-  std::string name_;          // of the entry, in kTop and below
-  std::string metadata_key_;  // in kMetadata
-  size_t field_ = 0;          // in kEntry and below
-  std::array<bool, 3> seen_{};
-  size_t offsets_count_ = 0;
-  SafetensorsEntry entry_;
-};
-
-// The tensors cover the data exactly once.
-absl::Status CheckCoverage(const SafetensorsHeader& header, uint64_t data_bytes, std::string_view source) {
-  using Item = std::pair<const std::string, SafetensorsEntry>;
-  std::vector<const Item*> items;
-  items.reserve(header.tensors.size());
-  for (const Item& item : header.tensors) items.push_back(&item);
-  // Empty tensors lie where another begins, so they sort before it.
-  std::sort(items.begin(), items.end(), [](const Item* a, const Item* b) {
-    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
-  });
-  uint64_t covered = 0;
-  for (const Item* item : items) {
-    if (item->second.begin != covered) {
-      return Damaged(source, "OFFSETS",
-                     absl::StrCat("tensor ", Quoted(item->first), ": ",
-                                  item->second.begin < covered ? "overlaps another" : "leaves a hole before it",
-                                  ": expected data_offsets from ", covered, ", got ", item->second.begin));
-    }
-    covered = item->second.end;
-  }
-  if (covered == data_bytes) return absl::OkStatus();
-  return Damaged(source, covered > data_bytes ? "TRUNCATED" : "OFFSETS",
-                 absl::StrCat(items.empty() ? std::string("no tensor")
-                                            : absl::StrCat("tensor ", Quoted(items.back()->first), ", the last,"),
-                              " ends where the data does not: expected ", covered, " bytes of data, got ", data_bytes));
-}
 
 }  // namespace
-
-absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_bytes,
-                                                         std::string_view source) {
-  if (json.size() > kMaxSafetensorsHeaderBytes) {
-    return Damaged(source, "HEADER_TOO_LARGE",
-                   absl::StrCat("the header is too long: expected at most ", kMaxSafetensorsHeaderBytes, " bytes, got ",
-                                json.size()));
-  }
-  if (json.empty() || json.front() != '{') {
-    return Damaged(source, "HEADER_JSON",
-                   absl::StrCat("the header: expected '{' as its first byte, got ",
-                                json.empty() ? std::string("no bytes") : Quoted(json.substr(0, 1))));
-  }
-  // nlohmann takes a NUL for the end of the input and would not look at what follows.
-  const size_t nul = json.find('\0');
-  if (nul != std::string_view::npos) {
-    return Damaged(source, "HEADER_JSON", absl::StrCat("the header is not JSON: a NUL after ", nul, " bytes"));
-  }
-  HeaderHandler handler(source);
-  if (!nlohmann::json::sax_parse(json.begin(), json.end(), &handler)) {
-    return handler.status().ok() ? Damaged(source, "HEADER_JSON", "the header is not JSON") : handler.status();
-  }
-  const absl::Status coverage = CheckCoverage(handler.header(), data_bytes, source);
-  if (!coverage.ok()) return coverage;
-  return std::move(handler.header());
-}
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   auto file = InputFile::Open(path);
   if (!file.ok()) return file.status();
-  const std::string source = Quoted(BaseName(path));
-  if (file->size() < kLengthBytes) {
-    return Damaged(
+  return Open(*std::move(file));
+}
+
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(InputFile file) {
+  const std::string source = Quoted(BaseName(file.path()));
+  if (file.size() < kLengthBytes) {
+    return SafetensorsDamaged(
         source, "TRUNCATED",
-        absl::StrCat("the file is too short: expected at least ", kLengthBytes, " bytes, got ", file->size()));
+        absl::StrCat("the file is too short: expected at least ", kLengthBytes, " bytes, got ", file.size()));
   }
   uint64_t header_bytes;
   const absl::Status length_read =
-      file->ReadAt(0, absl::MakeSpan(reinterpret_cast<std::byte*>(&header_bytes), sizeof(header_bytes)));
+      file.ReadAt(0, absl::MakeSpan(reinterpret_cast<std::byte*>(&header_bytes), sizeof(header_bytes)));
   if (!length_read.ok()) return length_read;
   if (header_bytes > kMaxSafetensorsHeaderBytes) {
-    return Damaged(source, "HEADER_TOO_LARGE",
-                   absl::StrCat("the header is too long (or this is no safetensors file): expected at most ",
-                                kMaxSafetensorsHeaderBytes, " bytes, got ", header_bytes));
+    return SafetensorsDamaged(source, "HEADER_TOO_LARGE",
+                              absl::StrCat("the header is too long (or this is no safetensors file): expected at most ",
+                                           kMaxSafetensorsHeaderBytes, " bytes, got ", header_bytes));
   }
-  if (header_bytes > file->size() - kLengthBytes) {
-    return Damaged(source, "TRUNCATED",
-                   absl::StrCat("the file ends within its header: expected ", header_bytes, " bytes of header, got ",
-                                file->size() - kLengthBytes));
+  if (header_bytes > file.size() - kLengthBytes) {
+    return SafetensorsDamaged(source, "TRUNCATED",
+                              absl::StrCat("the file ends within its header: expected ", header_bytes,
+                                           " bytes of header, got ", file.size() - kLengthBytes));
   }
   std::string json(header_bytes, ' ');
   const absl::Status json_read =
-      file->ReadAt(kLengthBytes, absl::MakeSpan(reinterpret_cast<std::byte*>(json.data()), json.size()));
+      file.ReadAt(kLengthBytes, absl::MakeSpan(reinterpret_cast<std::byte*>(json.data()), json.size()));
   if (!json_read.ok()) return json_read;
   const uint64_t data_start = kLengthBytes + header_bytes;
-  auto header = ParseSafetensorsHeader(json, file->size() - data_start, source);
+  auto header = ParseSafetensorsHeader(json, file.size() - data_start, source);
   if (!header.ok()) return header.status();
-  return SafetensorsFile(std::make_shared<const InputFile>(*std::move(file)), data_start, *std::move(header));
+  return SafetensorsFile(std::make_shared<const InputFile>(std::move(file)), data_start, *std::move(header));
 }
 
 const std::string& SafetensorsFile::path() const { return file_->path(); }
+
+bool SafetensorsFile::IsUnchanged() const { return file_->IsUnchanged(); }
 
 const SafetensorsEntry* SafetensorsFile::Find(std::string_view name) const {
   const auto found = header_.tensors.find(name);
@@ -351,8 +75,8 @@ absl::StatusOr<const SafetensorsEntry*> SafetensorsFile::Require(std::string_vie
   }
   const auto elements = NumElements(entry->shape);
   if (!elements.ok()) {
-    return Damaged(source, "SHAPE",
-                   absl::StrCat("tensor ", Quoted(name), ": shape: ", std::string(elements.status().message())));
+    return SafetensorsDamaged(
+        source, "SHAPE", absl::StrCat("tensor ", Quoted(name), ": shape: ", std::string(elements.status().message())));
   }
   return entry;
 }
@@ -360,9 +84,9 @@ absl::StatusOr<const SafetensorsEntry*> SafetensorsFile::Require(std::string_vie
 absl::StatusOr<Tensor> SafetensorsFile::Read(std::string_view name) const {
   const auto entry = Require(name);
   if (!entry.ok()) return entry.status();
-  const std::optional<DType> dtype = LayerDType((*entry)->dtype);
+  const std::optional<DType> dtype = DTypeOfSafetensorsName((*entry)->dtype);
   if (!dtype) {
-    return Damaged(
+    return SafetensorsDamaged(
         Quoted(BaseName(path())), "DTYPE",
         absl::StrCat("tensor ", Quoted(name), ": layers use the dtypes F32, F16 and BF16, got ", (*entry)->dtype));
   }
@@ -376,9 +100,9 @@ absl::StatusOr<Tensor> SafetensorsFile::Read(std::string_view name) const {
 absl::StatusOr<std::vector<double>> SafetensorsFile::ReadDoubles(std::string_view name) const {
   const auto entry = Require(name);
   if (!entry.ok()) return entry.status();
-  const std::optional<DType> dtype = LayerDType((*entry)->dtype);
+  const std::optional<DType> dtype = DTypeOfSafetensorsName((*entry)->dtype);
   if (!dtype && (*entry)->dtype != "F64") {
-    return Damaged(
+    return SafetensorsDamaged(
         Quoted(BaseName(path())), "DTYPE",
         absl::StrCat("tensor ", Quoted(name), ": expected the dtype F64, F32, F16 or BF16, got ", (*entry)->dtype));
   }
@@ -413,57 +137,62 @@ std::optional<std::string> JsonString(const std::string& text) {
 
 }  // namespace
 
-absl::Status WriteSafetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
-                              const std::map<std::string, std::string>& metadata) {
-  const std::string source = Quoted(BaseName(path));
+std::vector<std::pair<std::string, Tensor>> InFileOrder(const std::map<std::string, Tensor>& tensors) {
+  std::vector<std::pair<std::string, Tensor>> ordered(tensors.begin(), tensors.end());
+  std::stable_sort(ordered.begin(), ordered.end(),
+                   [](const auto& a, const auto& b) { return SizeOf(a.second.dtype()) > SizeOf(b.second.dtype()); });
+  return ordered;
+}
+
+absl::StatusOr<std::string> SafetensorsHead(absl::Span<const std::pair<std::string, Tensor>> tensors,
+                                            const std::map<std::string, std::string>& metadata,
+                                            std::string_view source) {
   std::string json = "{";
   if (!metadata.empty()) {
-    absl::StrAppend(&json, "\"", kMetadataKey, "\":{");
+    absl::StrAppend(&json, "\"", kSafetensorsMetadataKey, "\":{");
     for (const auto& [key, value] : metadata) {
       const auto key_text = JsonString(key);
       const auto value_text = JsonString(value);
       if (!key_text || !value_text) {
-        return Damaged(source, "METADATA", absl::StrCat("metadata ", Quoted(key), ": expected UTF-8"));
+        return SafetensorsDamaged(source, "METADATA", absl::StrCat("metadata ", Quoted(key), ": expected UTF-8"));
       }
       absl::StrAppend(&json, json.back() == '{' ? "" : ",", *key_text, ":", *value_text);
     }
     json += "}";
   }
-
-  using Item = std::pair<const std::string, Tensor>;
-  std::vector<const Item*> items;
-  items.reserve(tensors.size());
-  for (const Item& item : tensors) items.push_back(&item);
-  std::stable_sort(items.begin(), items.end(),
-                   [](const Item* a, const Item* b) { return SizeOf(a->second.dtype()) > SizeOf(b->second.dtype()); });
-  std::vector<absl::Span<const std::byte>> parts(1);
   uint64_t offset = 0;
-  for (const Item* item : items) {
-    const auto& [name, tensor] = *item;
+  for (const auto& [name, tensor] : tensors) {
     const auto name_text = JsonString(name);
-    if (!name_text || name == kMetadataKey) {
-      return Damaged(
+    if (!name_text || name == kSafetensorsMetadataKey) {
+      return SafetensorsDamaged(
           source, "NAME",
           absl::StrCat("tensor ", Quoted(name), ": ", name_text ? "the name is reserved" : "expected a name in UTF-8"));
     }
     const uint64_t end = offset + tensor.num_bytes();
-    absl::StrAppend(&json, json.size() == 1 ? "" : ",", *name_text, ":{\"dtype\":\"", FormatName(tensor.dtype()),
+    absl::StrAppend(&json, json.size() == 1 ? "" : ",", *name_text, ":{\"dtype\":\"", SafetensorsName(tensor.dtype()),
                     "\",\"shape\":", nlohmann::json(tensor.shape()).dump(), ",\"data_offsets\":[", offset, ",", end,
                     "]}");
     offset = end;
-    parts.push_back(tensor.bytes());
   }
   json += "}";
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > kMaxSafetensorsHeaderBytes) {
-    return Damaged(source, "HEADER_TOO_LARGE",
-                   absl::StrCat("the header is too long: expected at most ", kMaxSafetensorsHeaderBytes, " bytes, got ",
-                                json.size()));
+    return SafetensorsDamaged(source, "HEADER_TOO_LARGE",
+                              absl::StrCat("the header is too long: expected at most ", kMaxSafetensorsHeaderBytes,
+                                           " bytes, got ", json.size()));
   }
   const uint64_t header_bytes = json.size();
-  std::string head(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes));
-  head += json;
-  parts[0] = absl::MakeSpan(reinterpret_cast<const std::byte*>(head.data()), head.size());
+  return std::string(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes)) + json;
+}
+
+absl::Status WriteSafetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
+                              const std::map<std::string, std::string>& metadata) {
+  const auto ordered = InFileOrder(tensors);
+  const auto head = SafetensorsHead(ordered, metadata, Quoted(BaseName(path)));
+  if (!head.ok()) return head.status();
+  std::vector<absl::Span<const std::byte>> parts;
+  parts.push_back(absl::MakeSpan(reinterpret_cast<const std::byte*>(head->data()), head->size()));
+  for (const auto& [name, tensor] : ordered) parts.push_back(tensor.bytes());
   return ReplaceFile(path, parts);
 }
 

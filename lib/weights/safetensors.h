@@ -26,40 +26,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "lib/base/shape.h"
+#include "absl/types/span.h"
 #include "lib/base/tensor.h"
+#include "lib/weights/safetensors_header.h"
 
 namespace layerd {
 
 class InputFile;
-
-// The longest JSON header that is read or written, in bytes; the limit of the format's own implementation.
-inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
-// More dimensions of one tensor are refused. (Those that become a Tensor have at most kMaxRank.)
-inline constexpr size_t kMaxSafetensorsRank = 64;
-
-struct SafetensorsEntry {
-  std::string dtype;  // as the format names it: "F32", "BF16", "I8", …
-  Shape shape;
-  uint64_t begin = 0;  // bytes from the data's start
-  uint64_t end = 0;
-};
-
-struct SafetensorsHeader {
-  std::map<std::string, SafetensorsEntry, std::less<>> tensors;
-  std::map<std::string, std::string, std::less<>> metadata;
-};
-
-// Parses and checks the JSON header `json` of a file with `data_bytes` bytes of data. `source` stands for the file in
-// the texts of errors. Thread-safe: a pure function.
-absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json, uint64_t data_bytes,
-                                                         std::string_view source);
 
 // Owns the open file; copies share it. Threads: const methods from any number of threads.
 class SafetensorsFile {
  public:
   // Reads and checks the header; the data stays where it is.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+  static absl::StatusOr<SafetensorsFile> Open(InputFile file);
 
   const std::string& path() const;
   const std::map<std::string, SafetensorsEntry, std::less<>>& tensors() const { return header_.tensors; }
@@ -72,6 +52,8 @@ class SafetensorsFile {
   absl::StatusOr<Tensor> Read(std::string_view name) const;
   // The elements of a tensor of dtype F64, F32, F16 or BF16, widened exactly. Errors as Read().
   absl::StatusOr<std::vector<double>> ReadDoubles(std::string_view name) const;
+  // Whether nobody has written to the file since it was opened (InputFile::IsUnchanged).
+  bool IsUnchanged() const;
 
  private:
   SafetensorsFile(std::shared_ptr<const InputFile> file, uint64_t data_start, SafetensorsHeader header)
@@ -84,10 +66,20 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
+// The order in which a file has its tensors here: float32 first, then by name. As the data begins at a multiple of 8
+// bytes, every tensor is aligned.
+std::vector<std::pair<std::string, Tensor>> InFileOrder(const std::map<std::string, Tensor>& tensors);
+
+// A file up to its data: the length and the header, padded to a multiple of 8 bytes. The bytes of `tensors` follow in
+// the order given here. No element is looked at, so outlines will do. `source` stands for the file in the texts of
+// errors: INVALID_ARGUMENT, field "file", for a tensor named "__metadata__", a name or text that is not UTF-8, or a
+// header over the limit. Thread-safe: a pure function.
+absl::StatusOr<std::string> SafetensorsHead(absl::Span<const std::pair<std::string, Tensor>> tensors,
+                                            const std::map<std::string, std::string>& metadata,
+                                            std::string_view source);
+
 // Writes `tensors` and `metadata` to `path`, replacing a file of that name only when all is written (see ReplaceFile).
-// float32 tensors come first, and the data begins at a multiple of 8 bytes, so that every tensor is aligned. The same
-// input gives the same bytes. INVALID_ARGUMENT, field "file", for a tensor named "__metadata__", a name or text that is
-// not UTF-8, or a header over the limit.
+// The same input gives the same bytes. Errors: those of SafetensorsHead() and of the file system.
 absl::Status WriteSafetensors(const std::string& path, const std::map<std::string, Tensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 

@@ -6,23 +6,31 @@
 
 #include "client/remote_engine.h"
 #include "lib/engine/cpu_engine.h"
+#include "lib/engine/resident_engine.h"
 #include "server/server.h"
-#include "tests/contract/engine_contract.h"
+#include "tests/contract/layers_by_name_contract.h"
 
 namespace layerd {
 namespace {
 
+// What a server is above of.
+struct Served {
+  CpuEngine cpu{{.threads = 2}};
+  ContractLayers layers;
+  ResidentEngine engine{layers.library(), cpu};
+  LayerRegistry registry{layers.library(), nullptr, nullptr};
+
+  auto Start(const std::string& listen) { return Server::Start({.grpc_listen = listen}, engine, registry); }
+};
+
 struct Below {
-  std::unique_ptr<CpuEngine> engine;
+  Served served;
   std::unique_ptr<Server> server;
 };
 
 EngineUnderTest MakeRemote(const std::string& listen) {
   auto below = std::make_shared<Below>();
-  CpuEngineOptions options;
-  options.threads = 2;
-  below->engine = std::make_unique<CpuEngine>(options);
-  auto server = Server::Start({.grpc_listen = listen}, *below->engine);
+  auto server = below->served.Start(listen);
   EXPECT_TRUE(server.ok()) << server.status();
   below->server = *std::move(server);
   RemoteEngineOptions remote;
@@ -30,13 +38,14 @@ EngineUnderTest MakeRemote(const std::string& listen) {
   return {below, std::make_unique<RemoteEngine>(remote)};
 }
 
-INSTANTIATE_TEST_SUITE_P(RemoteEngine, EngineContractTest,
-                         testing::Values(EngineFactory{"Tcp", [] { return MakeRemote("127.0.0.1:0"); }},
-                                         EngineFactory{"UnixSocket",
-                                                       [] {
-                                                         return MakeRemote("unix:" + testing::TempDir() + "layerd_" +
-                                                                           std::to_string(getpid()) + ".sock");
-                                                       }}),
+const auto kFactories = testing::Values(
+    EngineFactory{"Tcp", [] { return MakeRemote("127.0.0.1:0"); }},
+    EngineFactory{"UnixSocket", [] {
+                    return MakeRemote("unix:" + testing::TempDir() + "layerd_" + std::to_string(getpid()) + ".sock");
+                  }});
+INSTANTIATE_TEST_SUITE_P(RemoteEngine, EngineContractTest, kFactories,
+                         [](const auto& factory) { return factory.param.name; });
+INSTANTIATE_TEST_SUITE_P(RemoteEngine, LayersByNameContractTest, kFactories,
                          [](const auto& factory) { return factory.param.name; });
 
 TEST(RemoteEngineTest, NobodyThereIsUnavailableWithoutAReason) {
@@ -49,23 +58,27 @@ TEST(RemoteEngineTest, NobodyThereIsUnavailableWithoutAReason) {
 }
 
 TEST(RemoteEngineTest, HealthKnowsTheServerAndItsServices) {
-  CpuEngine cpu({.threads = 1});
-  auto server = Server::Start({.grpc_listen = "127.0.0.1:0"}, cpu);
+  Served served;
+  auto server = served.Start("127.0.0.1:0");
   ASSERT_TRUE(server.ok()) << server.status();
   RemoteEngine engine({.target = (*server)->addresses().front()});
+  EXPECT_EQ(engine.CheckHealth("", absl::Seconds(5)).code(), absl::StatusCode::kUnavailable);
+  (*server)->SetReady();
   EXPECT_TRUE(engine.CheckHealth("", absl::Seconds(5)).ok());
+  EXPECT_TRUE(engine.CheckHealth("layerd.v1.LayerRegistry", absl::Seconds(5)).ok());
   EXPECT_TRUE(engine.CheckHealth("layerd.v1.LayerService", absl::Seconds(5)).ok());
   EXPECT_EQ(engine.CheckHealth("no.such.Service", absl::Seconds(5)).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ((*server)->Drain(absl::Seconds(1)), 0);
+  (*server)->SetReady();  // too late
   EXPECT_EQ(engine.CheckHealth("", absl::Seconds(5)).code(), absl::StatusCode::kUnavailable);
 }
 
 TEST(ServerTest, ASecondServerOnTheSameAddressIsRefused) {
-  CpuEngine cpu({.threads = 1});
-  auto first = Server::Start({.grpc_listen = "127.0.0.1:0"}, cpu);
+  Served served;
+  auto first = served.Start("127.0.0.1:0");
   ASSERT_TRUE(first.ok());
   const std::string address = (*first)->addresses().front();
-  const absl::Status second = Server::Start({.grpc_listen = address}, cpu).status();
+  const absl::Status second = served.Start(address).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(std::string(second.message()).find(address), std::string::npos) << second;
 }

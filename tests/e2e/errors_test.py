@@ -10,6 +10,7 @@ from harness import (BFLOAT16, FLOAT16, FLOAT32, Daemon, RichError, array_of, er
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
 NAN, INF = float('nan'), float('inf')
 ROW = [0.5, -1.5, 2.0, 1.0]
 
@@ -567,11 +568,11 @@ class Hostility(unittest.TestCase):
                 for future in futures:
                     code = future.code()
                     outcomes[code] = outcomes.get(code, 0) + 1
-                    if code in (INVALID, EXHAUSTED):
+                    if code in (INVALID, EXHAUSTED, NOT_FOUND):
                         error = RichError(future)
                         self.assertTrue(error.reason == 'MALFORMED_MESSAGE' or error.reason and error.fields, error)
             self.assertTrue(daemon.alive(), daemon.log())
-            self.assertLessEqual(set(outcomes), {grpc.StatusCode.OK, INVALID, EXHAUSTED}, outcomes)
+            self.assertLessEqual(set(outcomes), {grpc.StatusCode.OK, INVALID, EXHAUSTED, NOT_FOUND}, outcomes)
             self.assertGreater(outcomes[INVALID], 800, outcomes)
             self.assertEqual(daemon.stub().Normalize(norm(), timeout=60).output.shape, [2, 4])
             self.assertLess(daemon.peak_memory_bytes(), 900 << 20)
@@ -613,6 +614,8 @@ class Hostility(unittest.TestCase):
                     message.ClearField(field.name)
                 else:
                     getattr(message, field.name).SetInParent()
+            elif field.type == field.TYPE_STRING:
+                setattr(message, field.name, rng.choice(('', 'models/m/layers/l', '../x', '%00', 'é' * 99)))
             elif field.type == field.TYPE_BOOL:
                 setattr(message, field.name, not getattr(message, field.name))
             elif field.type == field.TYPE_DOUBLE:

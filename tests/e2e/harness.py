@@ -32,6 +32,8 @@ BIN_DIR = pathlib.Path(os.environ.get('LAYERD_BIN_DIR') or SOURCE_DIR / 'build/r
 LAYERD = str(BIN_DIR / 'layerd')
 LAYERCTL = str(BIN_DIR / 'layerctl')
 START_TIMEOUT_S = 60.0
+# Memory that a sanitizer keeps back of what was freed, and its shadow: not the daemon's.
+SANITIZER_BYTES = 400 << 20 if os.environ.get('LAYERD_CXX_FLAGS') else 0
 
 _scratch = pathlib.Path(tempfile.mkdtemp(prefix='layerd-e2e-'))
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
@@ -53,6 +55,11 @@ def _generate_stubs():
     for package in (google, grpc):
         package.__path__.append(str(stubs / package.__name__))
     return stubs
+
+
+def import_stub(module):
+    """A module generated from proto/."""
+    return importlib.import_module(module)
 
 
 def compile_messages(proto_file):
@@ -127,6 +134,16 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 pass
         self.kill()
+
+    def ready(self):
+        """Waits until health says SERVING: every model was read."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        health = self.health()
+        while health.Check(health_pb.HealthCheckRequest(), timeout=60).status != health_pb.HealthCheckResponse.SERVING:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f'not ready: {self.log()}')
+            time.sleep(0.005)
+        return self
 
     def log(self):
         return self.log_file.read_text(errors='replace')

@@ -16,7 +16,7 @@ from harness import (BFLOAT16, FLOAT16, FLOAT32, Daemon, layer_grpc, layerctl, o
 
 DTYPES = {'float32': FLOAT32, 'float16': FLOAT16, 'bfloat16': BFLOAT16}
 ULP = {'float32': 2.0**-23, 'float16': 2.0**-10, 'bfloat16': 2.0**-7}
-COMMANDS = ('normalize', 'feedforward', 'check', 'demo', 'selftest', 'health', 'plan')
+COMMANDS = ('normalize', 'feedforward', 'check', 'layers', 'demo', 'selftest', 'health', 'plan')
 
 
 def typed(array):
@@ -182,11 +182,18 @@ class Help(unittest.TestCase):
 
 
 class Examples(WithDaemon):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(f'--layer_store={scratch_dir()}')
+
     def test_the_examples_of_the_help_run(self):
+        for layer, options in (('model.norm', ('--kind', 'rms_norm', '--rounding', 'before_gamma')),
+                               ('model.layers.0.mlp', ('--hidden', '12'))):
+            self.run_ok('layers', 'upload', f'models/stories260k/layers/{layer}', '--seed', '1', '--dim', '8', *options)
         folder = scratch_dir()
         examples = set()
-        for command in ('normalize', 'feedforward', 'plan', 'check', 'demo', 'health', 'selftest'):
-            for line in re.findall(r'^  layerctl (.*)$', layerctl(command, '--help').stdout, re.MULTILINE):
+        for command in ((), ('normalize',), ('feedforward',), ('plan',), ('check',), ('demo',), ('health',), ('selftest',)):
+            for line in re.findall(r'^  layerctl (.*)$', layerctl(*command, '--help').stdout, re.MULTILINE):
                 examples.add(line)
         rng = np.random.default_rng(1)
         np.save(folder / 'x.npy', rng.standard_normal((2, 8), np.float32))

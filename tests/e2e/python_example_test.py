@@ -8,6 +8,7 @@ import unittest
 import numpy as np
 
 import harness
+import resident
 
 DATA = pathlib.Path(os.environ.get('LAYERD_TEST_DATA') or harness.SOURCE_DIR.parent / 'shared') / 'data'
 GENERATE = harness.SOURCE_DIR / 'examples' / 'python' / 'generate.py'
@@ -52,6 +53,14 @@ class GenerateTest(unittest.TestCase):
         # Both are the exact model to a few float32 roundings a layer; another gate or epsilon is off by far more.
         self.assertLess(difference, 1e-4)
         self.assertEqual(local_arrays['logits'].dtype, np.float32)
+
+    def test_the_story_by_name_is_the_one_with_weights_in_the_calls(self):
+        with harness.Daemon('--threads=1', f'--models={resident.stories_models()}').ready() as daemon:
+            sent, sent_arrays = self.story('sent', '--server', daemon.address)
+            named, named_arrays = self.story('named', '--server', daemon.address, '--resident', 'stories260k')
+        self.assertEqual(named.stdout, sent.stdout)
+        self.assertEqual(named_arrays['logits'].tobytes(), sent_arrays['logits'].tobytes())
+        self.assertEqual(named.stderr.split(', ')[1], sent.stderr.split(', ')[1])  # as many calls
 
     def test_another_prompt_tells_another_story(self):
         with harness.Daemon('--threads=1') as daemon:

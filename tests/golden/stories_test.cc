@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,21 +20,21 @@ namespace {
 TEST(StoriesTest, NormsAreRoundedOnceAndFeedForwardsWithin3e6) {
   LAYERD_GOLDEN_OR_SKIP(weights_path, "data/stories260k/stories260k.f32.safetensors");
   LAYERD_GOLDEN_OR_SKIP(activations_path, "data/stories260k/activations.safetensors");
-  const auto weights = SafetensorsFile::Open(weights_path);
+  const auto checkpoint = Checkpoint::Open(weights_path, "stories260k");
   const auto activations = SafetensorsFile::Open(activations_path);
-  ASSERT_TRUE(weights.ok() && activations.ok());
+  ASSERT_TRUE(checkpoint.ok() && activations.ok()) << checkpoint.status() << activations.status();
+  const auto read = [&](const std::string& name) { return (*checkpoint->Find(name))->Read(); };
   const Arena arena(2);
   ForEachSimd([&](Simd) {
     for (int i = 0; i < 5; ++i) {
       const std::string layer = absl::StrCat("layers.", i, ".");
-      const auto norm = ReadNorm(*weights, absl::StrCat("model.", layer, "post_attention_layernorm"));
-      ASSERT_TRUE(norm.ok()) << norm.status();
-      NormalizeSpec spec;
-      spec.epsilon = 1e-5;
+      const auto norm_layer = read(absl::StrCat("model.", layer, "post_attention_layernorm"));
+      ASSERT_TRUE(norm_layer.ok()) << norm_layer.status();
+      const auto& norm = std::get<NormalizeLayer>(*norm_layer);
       NormalizeInputs inputs;
       inputs.input = *activations->Read(layer + "ffn_block_in");
-      inputs.gamma = norm->gamma;
-      const auto normed = Normalize(arena, spec, inputs, std::nullopt, false);
+      inputs.gamma = norm.weights.gamma;
+      const auto normed = Normalize(arena, norm.spec, inputs, std::nullopt, false);
       ASSERT_TRUE(normed.ok());
       const std::vector<double> norm_expected = *activations->ReadDoubles(layer + "post_attention_layernorm.out");
       ASSERT_EQ(static_cast<int64_t>(norm_expected.size()), normed->output.num_elements());
@@ -42,11 +43,11 @@ TEST(StoriesTest, NormsAreRoundedOnceAndFeedForwardsWithin3e6) {
             << layer << j;
       }
 
-      const auto mlp = ReadFeedForward(*weights, absl::StrCat("model.", layer, "mlp"));
-      ASSERT_TRUE(mlp.ok()) << mlp.status();
-      EXPECT_TRUE(mlp->activation_known);
+      const auto mlp_layer = read(absl::StrCat("model.", layer, "mlp"));
+      ASSERT_TRUE(mlp_layer.ok()) << mlp_layer.status();
+      const auto& mlp = std::get<FeedForwardLayer>(*mlp_layer);
       const auto fed =
-          FeedForward(arena, mlp->spec, mlp->weights, *activations->Read(layer + "mlp.in"), std::nullopt, false);
+          FeedForward(arena, mlp.spec, mlp.weights, *activations->Read(layer + "mlp.in"), std::nullopt, false);
       ASSERT_TRUE(fed.ok()) << fed.status();
       const std::vector<double> expected = *activations->ReadDoubles(layer + "mlp.out");
       ASSERT_EQ(static_cast<int64_t>(expected.size()), fed->output.num_elements());

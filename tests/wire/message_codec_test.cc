@@ -44,6 +44,16 @@ v1::NormalizeRequest Request(size_t data_bytes) {
   return request;
 }
 
+TEST(MessageCodecTest, ABufferIsWrittenOver) {
+  grpc::ByteBuffer written;
+  for (const size_t size : {1000, 10, 0}) {
+    ASSERT_TRUE(SerializeMessage(Request(size), written).ok());
+    v1::NormalizeRequest read;
+    ASSERT_TRUE(ParseMessage(written, 2000, read).ok());
+    EXPECT_EQ(read.input().data().size(), size);
+  }
+}
+
 TEST(MessageCodecTest, ReadsWhatItWroteInSlicesOfAnySize) {
   const v1::NormalizeRequest request = Request(1000);
   grpc::ByteBuffer written;

@@ -88,6 +88,20 @@ TEST(CpuEngineTest, ExpiredCallsAreRefusedOnArrival) {
   EXPECT_EQ(DetailsOf(Normalize(engine, std::move(call)).status()).reason, "EXPIRED_WHILE_WAITING");
 }
 
+TEST(CpuEngineTest, HasNoLayersOfItsOwn) {
+  CpuEngine engine({.threads = 1});
+  NormalizeCall norm = SmallNorm();
+  norm.layer = "models/m/layers/l";
+  FeedForwardCall layer = SmallLayer();
+  layer.layer = norm.layer;
+  for (const absl::Status& status : {Normalize(engine, norm).status(), FeedForward(engine, layer).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(DetailsOf(status).reason, "LAYER_NOT_FOUND");
+    EXPECT_EQ(DetailsOf(status).field, "layer");
+    EXPECT_EQ(DetailsOf(status).resource_name, "models/m/layers/l");
+  }
+}
+
 TEST(CpuEngineTest, AnswersThatCannotFitAreRefusedByTheirFlag) {
   CpuEngine engine({.threads = 1, .max_answer_bytes = 1000});
   EXPECT_TRUE(FeedForward(engine, SmallLayer(15)).ok());

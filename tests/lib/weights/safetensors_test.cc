@@ -411,6 +411,37 @@ TEST(WriteSafetensors, WhatIsWrittenIsReadBack) {
   EXPECT_TRUE(file->ReadDoubles("c.empty")->empty());
 }
 
+TEST(SafetensorsHead, HeadAndDataAreTheFile) {
+  TemporaryFolder folder;
+  const std::map<std::string, Tensor> tensors = {{"a", Tensor::FromFloats(DType::kBFloat16, {3}, {1, 2, 3})},
+                                                 {"b", Tensor::FromFloats(DType::kFloat32, {2}, {4, 5})}};
+  ASSERT_TRUE(WriteSafetensors(folder.File("f"), tensors, {{"k", "v"}}).ok());
+  std::vector<std::pair<std::string, Tensor>> ordered = InFileOrder(tensors);
+  ASSERT_EQ(ordered.front().first, "b");
+  std::string bytes;
+  for (const auto& [name, tensor] : ordered) {
+    bytes.append(reinterpret_cast<const char*>(tensor.data()), tensor.num_bytes());
+  }
+  // The head needs no data.
+  for (auto& [name, tensor] : ordered) tensor = Tensor::WithoutData(tensor.dtype(), tensor.shape());
+  const auto head = SafetensorsHead(ordered, {{"k", "v"}}, "test");
+  ASSERT_TRUE(head.ok()) << head.status();
+  EXPECT_EQ(head->size() % 8, 0u);
+  EXPECT_EQ(*head + bytes, ReadWhole(folder.File("f")));
+}
+
+TEST(SafetensorsHead, KeepsTheCallersOrder) {
+  const auto tensor = Tensor::WithoutData(DType::kFloat16, {2});
+  const auto head = SafetensorsHead({{"z", tensor}, {"a", tensor}}, {}, "test");
+  ASSERT_TRUE(head.ok()) << head.status();
+  const auto header = Parse(head->substr(8), 8);
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(header->tensors.at("z").begin, 0u);
+  EXPECT_EQ(header->tensors.at("a").begin, 4u);
+  ExpectError(SafetensorsHead({{"__metadata__", tensor}}, {}, "the download").status(), kInvalid, "SAFETENSORS_NAME",
+              {"the download", "reserved"});
+}
+
 TEST(WriteSafetensors, WithoutTensorsIsAnEmptyFile) {
   const TemporaryFolder folder;
   ASSERT_TRUE(WriteSafetensors(folder.File("e.safetensors"), {}).ok());

@@ -23,9 +23,9 @@ namespace layerd {
 // A fresh folder, removed with everything in it when this object goes.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
+  explicit TemporaryFolder(const std::string& base = ::testing::TempDir()) {
     static std::atomic<int> counter{0};
-    path_ = absl::StrCat(::testing::TempDir(), "/layerd-weights-", getpid(), "-", counter++);
+    path_ = absl::StrCat(base, "/layerd-weights-", getpid(), "-", counter++);
     std::filesystem::create_directories(path_);
   }
   ~TemporaryFolder() {
