@@ -165,16 +165,17 @@ void ResidentEngine::Submit(Call call, Done done, Pass pass) {
   layers_.Acquire(name, deadline,
                   [this, call = std::move(call), done = std::move(done),
                    pass = std::move(pass)](absl::StatusOr<LayerPtr> layer) mutable {
-                    absl::Status status = layer.ok() ? Resolve<OneLayer>(**layer, call) : std::move(layer).status();
-                    if (status.ok()) {
+                    if (!layer.ok()) {
+                      done(std::move(layer).status());
+                    } else if (auto status = Resolve<OneLayer>(**layer, call); !status.ok()) {
+                      done(std::move(status));
+                    } else {
                       // The layer counts as in use for as long as the answer is not given.
                       pass(std::move(call),
                            [layer = *std::move(layer), done = std::move(done)](absl::StatusOr<Result> result) mutable {
                              if (result.ok()) result->layer_hash = layer->content_hash;
                              done(std::move(result));
                            });
-                    } else {
-                      done(std::move(status));
                     }
                     // Whoever has the answer may end both engines, but not before this thread has left the inner one.
                     std::lock_guard<std::mutex> lock(mutex_);
