@@ -48,8 +48,9 @@ absl::StatusOr<Verdicts> AskAll(const Session& session, const Options& options, 
   if (!extent.ok()) return extent.status();
   const Shape shape = {options.rows, extent->dim};
   const auto add = [&](DType dtype, absl::StatusOr<Verdict> verdict) {
-    if (verdict.ok()) verdicts.emplace_back(std::string(Name(dtype)), *std::move(verdict));
-    return verdict.status();
+    if (!verdict.ok()) return verdict.status();
+    verdicts.emplace_back(std::string(Name(dtype)), *std::move(verdict));
+    return absl::OkStatus();
   };
   if (const auto* layer = std::get_if<FeedForwardLayer>(&prepared.layer)) {
     FeedForwardCall call;
