@@ -82,9 +82,12 @@ class FakeRegistry : public v1::LayerRegistry::Service {
 
   grpc::Status DownloadLayer(grpc::ServerContext*, const v1::DownloadLayerRequest*,
                              grpc::ServerWriter<v1::DownloadLayerResponse>* writer) override {
-    for (const auto& part : download) writer->Write(part);
+    // Copies: a client that has given up may be gone, and the next test's answer be set, before this returns.
+    const auto parts = download;
+    const grpc::Status status = wire::EncodeStatus(refusal);
+    for (const auto& part : parts) writer->Write(part);
     if (hold.valid()) hold.wait();
-    return wire::EncodeStatus(refusal);
+    return status;
   }
 
   grpc::Status GetLayer(grpc::ServerContext*, const v1::GetLayerRequest* request, v1::Layer* layer) override {
