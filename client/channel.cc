@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "wire/http2_settings.h"
+
 namespace layerd {
 namespace {
 
@@ -29,6 +31,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, int64_t max_an
   arguments.SetMaxReceiveMessageSize(
       static_cast<int>(std::min<int64_t>(max_answer_bytes, std::numeric_limits<int>::max())));
   arguments.SetMaxSendMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kHttp2WindowBytes);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameBytes);
   // A proxy for the web that the environment names is not meant for tensors.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/half_close.h"
 #include "server/log.h"
+#include "wire/http2_settings.h"
 
 namespace layerd {
 namespace {
@@ -51,6 +52,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::unique_ptr<Server> server(new Server(options, engine, registry));
 
   grpc::ServerBuilder builder;
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kHttp2WindowBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameBytes);
   // A second server on the same port must fail, not share it.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // gRPC refuses a message over this limit with a bare status that names no flag. Up to twice our own limit the message
