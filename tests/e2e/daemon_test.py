@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -623,6 +624,18 @@ class Load(unittest.TestCase):
             for i, call in enumerate(calls):
                 self.assertEqual(call.result().output.data, expected[3 * i:3 * i + 3].tobytes())
             self.assertEqual(daemon.stop(), 0)
+
+
+class Http2(unittest.TestCase):
+    def test_the_window_is_announced_at_once_and_not_left_to_estimates(self):
+        with Daemon() as daemon, socket.create_connection(('127.0.0.1', daemon.port), timeout=10) as connection:
+            connection.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            stream = connection.makefile('rb')
+            header = stream.read(9)  # of the first frame, which is SETTINGS: its length, type 4, no flags
+            self.assertEqual(header[3:5], bytes([4, 0]))
+            settings = dict(struct.iter_unpack('>HI', stream.read(int.from_bytes(header[:3], 'big'))))
+            initial_window_size, max_frame_size = 4, 5
+            self.assertEqual((settings[initial_window_size], settings[max_frame_size]), (4 << 20, 1 << 20))
 
 
 class Hostility(unittest.TestCase):
