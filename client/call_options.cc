@@ -8,6 +8,7 @@
 #include "client/choice_option.h"
 #include "client/layer_file.h"
 #include "client/layer_options.h"
+#include "client/seed_option.h"
 #include "client/tensor_source.h"
 #include "lib/base/errors.h"
 #include "lib/base/shape.h"
@@ -42,7 +43,7 @@ CLI::Option* RegisterCommon(CLI::App& app, LayerPlace place, CommonCallOptions& 
   app.add_option("--prefix", options.prefix, "the layer's name in the checkpoint, for example model.layers.0.mlp")
       ->needs(weights_file);
   app.add_option("--seed", options.seed, "make what is not given from this seed (docs/seeded.md), with --dim")
-      ->check(CLI::NonNegativeNumber);
+      ->check(SeedOf<uint64_t>());
   app.add_option("--rows", options.rows, "rows of the seeded input (4)")
       ->check(CLI::Range(0, 1 << 20))
       ->excludes(input);
@@ -224,7 +225,9 @@ absl::StatusOr<FeedForwardCall> FeedForwardOptions::Build() const {
     const std::string name(role);
     const auto given = weights.find(name);
     if (given == weights.end()) continue;
-    if (auto status = ReadOptional(FlagOf(name), given->second, common.dtype, call.weights.*member); !status.ok()) {
+    // Typed scales are what scales must be; int8 matrices come from files.
+    const DType typed = IsScale(role) ? DType::kFloat16 : common.dtype;
+    if (auto status = ReadOptional(FlagOf(name), given->second, typed, call.weights.*member); !status.ok()) {
       return status;
     }
   }

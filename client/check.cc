@@ -12,6 +12,7 @@
 #include "client/call_options.h"
 #include "client/commands.h"
 #include "client/output.h"
+#include "client/seed_option.h"
 #include "client/verdict.h"
 #include "lib/layers/seeded.h"
 
@@ -134,7 +135,7 @@ void RegisterCheck(CLI::App& app, Actions& actions) {
   const auto seeded = std::make_shared<SeededCheckOptions>();
   auto* command = app.add_subcommand(
       "check", "ask with verify, and judge the answer here too; without a layer, a set of seeded ones");
-  command->add_option("--seed", seeded->seed, "of the seeded layers (1)")->check(CLI::NonNegativeNumber);
+  command->add_option("--seed", seeded->seed, "of the seeded layers (1)")->check(SeedOf<uint64_t>());
   command->add_option("--rows", seeded->rows, "of their input (4)")->check(CLI::Range(0, 1 << 20));
   command->add_option("--dim", seeded->dim, "their width (512)")->check(CLI::Range(1, 1 << 20));
   command->add_option("--hidden", seeded->hidden_dim, "their hidden width (1365)")->check(CLI::Range(1, 1 << 20));

@@ -15,6 +15,8 @@ namespace layerd {
 
 // Where a file of one layer has its options, as lib/weights/spec_json.h writes them, in its metadata.
 inline constexpr char kSpecKey[] = "layerd.spec";
+// Where it has, as lib/weights/quantization_json.h writes it, how far it is from what it was quantised from.
+inline constexpr char kQuantizationKey[] = "layerd.quantization";
 
 // The layer `prefix` of the checkpoint at `path`, a folder or a safetensors file. Where `prefix` is empty, the file is one
 // that WriteLayerFile() has written. Errors: those of lib/weights/checkpoint.h and lib/weights/safetensors.h; what the

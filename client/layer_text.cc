@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "client/progress.h"
@@ -30,10 +31,12 @@ std::string KindText(const Layer& layer) {
   return absl::StrCat(NameIn(kFeedForwardFormNames, spec.form), " ", NameIn(kActivationNames, spec.activation.kind));
 }
 
-// The dtypes of the weights: "bfloat16", "bfloat16+float32".
+// The dtypes of the weights: "bfloat16", "bfloat16+float32". Scales belong to their matrices.
 std::string DTypesText(const Layer& layer) {
   std::set<std::string> names;
-  for (const auto& [role, tensor] : WeightsOf(layer)) names.emplace(Name(tensor.dtype()));
+  for (const auto& [role, tensor] : WeightsOf(layer)) {
+    if (!IsScale(role)) names.emplace(Name(tensor.dtype()));
+  }
   return absl::StrJoin(names, "+");
 }
 
@@ -42,6 +45,14 @@ std::string TensorNameOf(const LayerInfo& info, std::string_view role) {
   const auto found = info.tensors.find(std::string(role));
   return found == info.tensors.end() ? std::string(role) : found->second;
 }
+
+// Null where there is none.
+const Quantization* QuantizationOf(const Layer& layer) {
+  const auto* feed_forward = std::get_if<FeedForwardLayer>(&layer);
+  return feed_forward != nullptr && feed_forward->quantization ? &*feed_forward->quantization : nullptr;
+}
+
+std::string Figure(double value) { return absl::StrFormat("%.3g", value); }
 
 using Row = std::vector<std::string>;
 
@@ -112,7 +123,39 @@ OrderedJson LayerToJson(const LayerListing& listing) {
   json["prepared"] = listing.prepared;
   json["pinned"] = listing.pinned;
   if (!listing.warning.empty()) json["warning"] = listing.warning;
+  if (const Quantization* quantization = QuantizationOf(info.outline)) {
+    json["quantization"] = QuantizationInOrder(*quantization);
+  }
   return json;
+}
+
+OrderedJson QuantizationInOrder(const Quantization& quantization) {
+  OrderedJson json = {{"source_hash", quantization.source_hash}, {"matrices", OrderedJson::array()}};
+  for (const MatrixError& one : quantization.matrices) {
+    json["matrices"].push_back(
+        {{"role", one.role}, {"relative_rms_error", one.relative_rms_error}, {"max_abs_error", one.max_abs_error}});
+  }
+  if (quantization.output_relative_rms_error) {
+    json["output_relative_rms_error"] = *quantization.output_relative_rms_error;
+  }
+  json["rows"] = quantization.rows;
+  json["seed"] = quantization.seed;
+  return json;
+}
+
+std::string QuantizationText(const Layer& layer) {
+  const Quantization* quantization = QuantizationOf(layer);
+  if (quantization == nullptr) return "";
+  constexpr char kRelative[] = "relative rms error ";
+  std::vector<Row> rows;
+  for (const MatrixError& one : quantization->matrices) {
+    rows.push_back({absl::StrCat("weights of ", one.role), absl::StrCat(kRelative, Figure(one.relative_rms_error)),
+                    absl::StrCat("max abs error ", Figure(one.max_abs_error))});
+  }
+  const auto& output = quantization->output_relative_rms_error;
+  rows.push_back({"output", absl::StrCat(kRelative, output ? Figure(*output) : "unknown: it is not finite"),
+                  absl::StrCat("for ", quantization->rows, " rows of seed ", quantization->seed)});
+  return Columns(rows, "  ");
 }
 
 std::string JsonLine(const OrderedJson& json) {
@@ -155,7 +198,10 @@ std::string LayerDescription(const LayerListing& listing) {
   }
   const std::string created = info.create_time == absl::InfinitePast() ? "" : TimeStampText(info.create_time);
   const std::string problem = info.status.ok() ? "" : std::string(info.status.message());
+  const Quantization* quantization = QuantizationOf(info.outline);
+  const std::string source_hash = quantization == nullptr ? "" : quantization->source_hash;
   for (const auto& [name, value] : {std::pair("content_hash", &info.content_hash),
+                                    {"quantized_from", &source_hash},
                                     {"sha256", &info.weights_sha256},
                                     {"create_time", &created},
                                     {"warning", &listing.warning},
@@ -173,6 +219,9 @@ std::string LayerDescription(const LayerListing& listing) {
           {std::string(role), std::string(Name(tensor.dtype())), ToString(tensor.shape()), TensorNameOf(info, role)});
     }
     AppendSection(text, "weights", weights);
+    if (const std::string errors = QuantizationText(info.outline); !errors.empty()) {
+      absl::StrAppend(&text, "quantization\n", errors);
+    }
   }
   std::vector<Row> inferred;
   for (const Inference& one : info.inferred) inferred.push_back({one.option, one.value, one.source});

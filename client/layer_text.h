@@ -18,6 +18,11 @@ using OrderedJson = nlohmann::ordered_json;
 // The message Layer. What is not set there is left out, but for numbers and truth values.
 OrderedJson LayerToJson(const LayerListing& listing);
 
+// The message Quantization.
+OrderedJson QuantizationInOrder(const Quantization& quantization);
+// The same for people, a line for each error; nothing where the layer has none.
+std::string QuantizationText(const Layer& layer);
+
 // One line of JSON. Bytes that are not UTF-8 are replaced.
 std::string JsonLine(const OrderedJson& json);
 

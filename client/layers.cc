@@ -48,7 +48,7 @@ int Download(const Session& session, const std::string& name, bool progress) {
         absl::InvalidArgumentError(absl::StrCat("--out: expected FILE.safetensors, got ", Shortened(session.out))));
   }
   RemoteRegistry registry(session.RegistryOptions());
-  absl::StatusOr<PreparedLayer> layer;
+  absl::StatusOr<DownloadedLayer> layer;
   {
     ProgressBar bar(name, progress);
     layer = registry.Download(name, [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
@@ -129,8 +129,8 @@ void RegisterLayers(CLI::App& app, Actions& actions) {
       "--activation silu\n"
       "  layerctl layers verify models/mine/layers/mlp");
   layers->require_subcommand(1);
-  for (const auto add : {RegisterLayersList, RegisterLayersDescribe, RegisterLayersUpload, RegisterLayersDownload,
-                         RegisterLayersDelete, RegisterLayersVerify}) {
+  for (const auto add : {RegisterLayersList, RegisterLayersDescribe, RegisterLayersUpload, RegisterLayersQuantize,
+                         RegisterLayersDownload, RegisterLayersDelete, RegisterLayersVerify}) {
     add(*layers, actions);
   }
 }

@@ -1,4 +1,5 @@
-// The commands of layerctl for the layers that live on a server: layers list, describe, upload, download, delete, verify.
+// The commands of layerctl for the layers that live on a server: layers list, describe, upload, quantize, download, delete,
+// verify.
 #ifndef LAYERD_CLIENT_LAYERS_H_
 #define LAYERD_CLIENT_LAYERS_H_
 
@@ -10,6 +11,7 @@ namespace layerd {
 void RegisterLayersList(CLI::App& layers, Actions& actions);
 void RegisterLayersDescribe(CLI::App& layers, Actions& actions);
 void RegisterLayersUpload(CLI::App& layers, Actions& actions);
+void RegisterLayersQuantize(CLI::App& layers, Actions& actions);
 void RegisterLayersDownload(CLI::App& layers, Actions& actions);
 void RegisterLayersDelete(CLI::App& layers, Actions& actions);
 void RegisterLayersVerify(CLI::App& layers, Actions& actions);

@@ -13,6 +13,7 @@
 #include "client/layers.h"
 #include "client/output.h"
 #include "client/progress.h"
+#include "client/seed_option.h"
 #include "client/verdict.h"
 #include "lib/base/errors.h"
 #include "lib/layers/seeded.h"
@@ -41,10 +42,10 @@ absl::StatusOr<Verdict> Ask(const Session& session, LayerEngine& engine, Call ca
   return AskAndJudge(engine, std::move(call), layer);
 }
 
-absl::StatusOr<Verdicts> AskAll(const Session& session, const Options& options, const PreparedLayer& prepared) {
+absl::StatusOr<Verdicts> AskAll(const Session& session, const Options& options, const Layer& downloaded) {
   RemoteEngine engine(session.EngineOptions());
   Verdicts verdicts;
-  const auto extent = CheckLayer(prepared.layer);
+  const auto extent = CheckLayer(downloaded);
   if (!extent.ok()) return extent.status();
   const Shape shape = {options.rows, extent->dim};
   const auto add = [&](DType dtype, absl::StatusOr<Verdict> verdict) {
@@ -52,14 +53,14 @@ absl::StatusOr<Verdicts> AskAll(const Session& session, const Options& options, 
     verdicts.emplace_back(std::string(Name(dtype)), *std::move(verdict));
     return absl::OkStatus();
   };
-  if (const auto* layer = std::get_if<FeedForwardLayer>(&prepared.layer)) {
+  if (const auto* layer = std::get_if<FeedForwardLayer>(&downloaded)) {
     FeedForwardCall call;
     call.layer = options.name;
     call.input = SeededInput(options.seed, DType::kFloat32, shape);
     if (auto status = add(DType::kFloat32, Ask(session, engine, std::move(call), *layer)); !status.ok()) return status;
     return verdicts;
   }
-  const auto& layer = std::get<NormalizeLayer>(prepared.layer);
+  const auto& layer = std::get<NormalizeLayer>(downloaded);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     NormalizeCall call;
     call.layer = options.name;
@@ -88,19 +89,19 @@ bool HashesAgree(const std::string& hash, const std::string& described, const Ve
 
 int Verify(const Session& session, const Options& options) {
   RemoteRegistry registry(session.RegistryOptions());
-  absl::StatusOr<PreparedLayer> prepared;
+  absl::StatusOr<DownloadedLayer> downloaded;
   {
     ProgressBar bar(options.name, options.progress);
-    prepared = registry.Download(options.name, [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
+    downloaded = registry.Download(options.name, [&bar](int64_t done, int64_t total) { bar.Update(done, total); });
   }
-  if (!prepared.ok()) return FailRemotely(prepared.status());
-  const auto verdicts = AskAll(session, options, *prepared);
+  if (!downloaded.ok()) return FailRemotely(downloaded.status());
+  const auto verdicts = AskAll(session, options, downloaded->layer);
   if (!verdicts.ok()) return FailRemotely(verdicts.status());
   // Now that it was used, the server knows the hash of a checkpoint's layer too.
   const auto listing = registry.Get(options.name);
   if (!listing.ok()) return FailRemotely(listing.status());
 
-  bool good = HashesAgree(prepared->content_hash, listing->info.content_hash, *verdicts);
+  bool good = HashesAgree(downloaded->content_hash, listing->info.content_hash, *verdicts);
   bool self_verified = true;
   OrderedJson cases = OrderedJson::array();
   for (const auto& [input, verdict] : *verdicts) {
@@ -112,14 +113,14 @@ int Verify(const Session& session, const Options& options) {
   }
   if (session.json) {
     std::fputs(JsonLine({{"name", options.name},
-                         {"content_hash", prepared->content_hash},
+                         {"content_hash", downloaded->content_hash},
                          {"verified_by_server", self_verified},
                          {"cases", cases},
                          {"good", good}})
                    .c_str(),
                stdout);
   } else {
-    std::printf("%s  %s\n%s", options.name.c_str(), prepared->content_hash.c_str(), ToTable(*verdicts).c_str());
+    std::printf("%s  %s\n%s", options.name.c_str(), downloaded->content_hash.c_str(), ToTable(*verdicts).c_str());
     if (!self_verified) std::puts("judged here only: too large for the server to verify (--max_verify_flops)");
   }
   return good ? kExitOk : kExitOutsideContract;
@@ -134,7 +135,7 @@ void RegisterLayersVerify(CLI::App& layers, Actions& actions) {
       "download a layer, compute its hash, ask the server for random rows by name, and judge the answers here");
   command->footer("examples:\n  layerctl layers verify models/stories260k/layers/model.layers.0.mlp");
   command->add_option("NAME", options->name, "models/MODEL/layers/LAYER")->required();
-  command->add_option("--seed", options->seed, "of the rows (1)")->check(CLI::NonNegativeNumber);
+  command->add_option("--seed", options->seed, "of the rows (1)")->check(SeedOf<uint64_t>());
   command->add_option("--rows", options->rows, "how many (4)")->check(CLI::Range(1, 1 << 20));
   command->add_flag("--progress", options->progress, "show progress, even where no terminal is");
   actions[command] = {.run = [options](const Session& session) { return Verify(session, *options); }};

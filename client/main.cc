@@ -55,9 +55,9 @@ int Run(int argc, char** argv) {
         return std::string(text.find_first_of("nN") == std::string::npos ? "" : "expected a number, got " + text);
       });
   app.add_flag("--json", session.json, "print JSON");
-  app.add_option(
-      "--out", session.out,
-      "write the output tensor to FILE.npy or FILE.safetensors[:NAME], a downloaded layer to FILE.safetensors");
+  app.add_option("--out", session.out,
+                 "write the output tensor to FILE.npy or FILE.safetensors[:NAME], a downloaded or quantised layer to "
+                 "FILE.safetensors");
 
   Actions actions;
   for (const auto add :

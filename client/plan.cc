@@ -36,7 +36,8 @@ int RunPlan(const PlanOptions& options, bool json) {
     if (!width.ok()) return FailLocally(width.status());
     hidden_dim = *width;
   }
-  const auto cost = CostOf(options.form, options.dim, hidden_dim, options.biases, options.dtype, options.dtype);
+  const DType activations = IsFloat(options.dtype) ? options.dtype : DType::kFloat32;
+  const auto cost = CostOf(options.form, options.dim, hidden_dim, options.biases, options.dtype, activations);
   if (!cost.ok()) return FailLocally(cost.status());
   const std::pair<const char*, int64_t> kFigures[] = {{"dim", options.dim},
                                                       {"hidden_dim", hidden_dim},
@@ -72,6 +73,10 @@ void RegisterPlan(CLI::App& app, Actions& actions) {
   command->add_flag("--biases", options->biases, "with biases");
   command->add_flag_callback(
       "--16bit", [options] { options->dtype = DType::kBFloat16; }, "2 bytes a value instead of 4");
+  command
+      ->add_flag_callback(
+          "--int8", [options] { options->dtype = DType::kInt8; }, "matrices in 34 bytes for each 32 values")
+      ->excludes("--16bit");
   actions[command] = {.run = [options](const Session& session) { return RunPlan(*options, session.json); }};
 }
 

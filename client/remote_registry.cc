@@ -58,7 +58,7 @@ class Arriving {
   }
 
   // The layer, once all has been taken.
-  absl::StatusOr<PreparedLayer> Finish() {
+  absl::StatusOr<DownloadedLayer> Finish() {
     if (!header_) return MalformedAnswer("has no header");
     if (done_ != header_->size_bytes) {
       return MalformedAnswer(absl::StrCat("has ", done_, " bytes of the ", header_->size_bytes, " that it announced"));
@@ -71,7 +71,7 @@ class Arriving {
       return MalformedAnswer(
           absl::StrCat("has the content hash ", Shortened(content_hash_), ", but its bytes have ", hash));
     }
-    return PreparedLayer{.name = name_, .layer = std::move(layer), .content_hash = hash};
+    return DownloadedLayer{std::move(layer), hash};
   }
 
  private:
@@ -228,7 +228,7 @@ absl::StatusOr<LayerListing> RemoteRegistry::Upload(const std::string& name, con
   return ListingOf(*answer);
 }
 
-absl::StatusOr<PreparedLayer> RemoteRegistry::Download(const std::string& name, const TransferProgress& progress) {
+absl::StatusOr<DownloadedLayer> RemoteRegistry::Download(const std::string& name, const TransferProgress& progress) {
   Arriving arriving(name);
   const absl::Status status = ReceiveLayer(
       *impl_->stub, name, [&](const v1::DownloadLayerResponse& message) { return arriving.Take(message, progress); },

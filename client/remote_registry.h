@@ -33,6 +33,11 @@ struct UploadOptions {
   TransferProgress progress;               // may be null
 };
 
+struct DownloadedLayer {
+  Layer layer;
+  std::string content_hash;
+};
+
 // Errors of the server come back as it made them, with details; UNAVAILABLE and DEADLINE_EXCEEDED without a reason
 // (lib/base/errors.h) mean that it could not be reached, or did not answer in time; INTERNAL, reason MALFORMED_ANSWER
 // (client/remote_engine.h), that it answered what no layerd does. The connection is made by the first call, and again
@@ -59,7 +64,7 @@ class RemoteRegistry {
 
   // Downloads a layer into memory. Its content hash is computed from what came, and is the one that the server told.
   // RESOURCE_EXHAUSTED where memory for it cannot be had.
-  absl::StatusOr<PreparedLayer> Download(const std::string& name, const TransferProgress& progress = nullptr);
+  absl::StatusOr<DownloadedLayer> Download(const std::string& name, const TransferProgress& progress = nullptr);
 
  private:
   struct Impl;

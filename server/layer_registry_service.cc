@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lib/base/errors.h"
-#include "lib/weights/safetensors.h"
+#include "lib/resident/layer_bytes.h"
 #include "server/log.h"
 #include "wire/layer_codec.h"
 #include "wire/message_codec.h"
@@ -23,8 +23,8 @@ namespace {
 
 // Uploads that may be under way at once: each holds a file and up to one message.
 constexpr size_t kMaxUploads = 64;
-// Bytes of a download's messages: what is copied well within 50 µs.
-constexpr size_t kDownloadChunkBytes = size_t{256} << 10;
+// Bytes of a download's messages: what is taken out of panels, and copied, within 50 µs.
+constexpr size_t kDownloadChunkBytes = size_t{64} << 10;
 // What a chunk's message has beside the chunk.
 constexpr int64_t kFrameBytes = 64;
 
@@ -312,12 +312,14 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
 
   void OnWriteDone(bool ok) override {
     if (!ok) return FinishWith(*this, *context_, CancelledWhileWaiting());
-    while (part_ < parts_.size() && parts_[part_].empty()) ++part_;
-    if (part_ == parts_.size()) return FinishWith(*this, *context_, absl::OkStatus());
+    absl::Span<const std::byte> chunk;
     // A chunk that is on its way may bring the next call of this method, on another thread, before this one is over: from
     // then on nothing here is touched.
-    const absl::Status status = Guarded([this] { return SendChunk(); });
-    if (!status.ok()) FinishWith(*this, *context_, status);
+    const absl::Status status = Guarded([&]() -> absl::Status {
+      chunk = layer_bytes_->Next(kDownloadChunkBytes);
+      return chunk.empty() ? absl::OkStatus() : SendChunk(chunk);
+    });
+    if (!status.ok() || chunk.empty()) FinishWith(*this, *context_, status);
   }
 
   void OnDone() override {
@@ -328,28 +330,21 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
  private:
   void Begin(absl::StatusOr<std::shared_ptr<const PreparedLayer>> layer) {
     if (!layer.ok()) return FinishWith(*this, *context_, Renamed("layer", "name", layer.status()));
-    layer_ = *std::move(layer);
-    const absl::Status status = Guarded([this]() -> absl::Status {
-      std::vector<std::pair<std::string, Tensor>> tensors;
-      for (const auto& [role, tensor] : WeightsOf(layer_->layer)) tensors.emplace_back(role, tensor);
-      auto head = SafetensorsHead(tensors, {}, layer_->name);
-      if (!head.ok()) return head.status();
-      head_ = *std::move(head);
-      parts_.push_back(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(head_.data()), head_.size()));
-      for (const auto& [role, tensor] : tensors) parts_.push_back(tensor.bytes());
-      UploadHeader header{.name = layer_->name, .layer = layer_->layer};
-      for (const auto part : parts_) header.size_bytes += static_cast<int64_t>(part.size());
+    const absl::Status status = Guarded([&]() -> absl::Status {
+      const PreparedLayer& prepared = **layer;
+      auto layer_bytes = LayerBytes::Of(*layer);
+      if (!layer_bytes.ok()) return layer_bytes.status();
       v1::DownloadLayerResponse first;
-      wire::EncodeHeader(header, *first.mutable_header());
-      first.set_content_hash(layer_->content_hash);
+      wire::EncodeHeader({.name = prepared.name, .layer = prepared.layer, .size_bytes = layer_bytes->size_bytes()},
+                         *first.mutable_header());
+      first.set_content_hash(prepared.content_hash);
+      layer_bytes_ = *std::move(layer_bytes);
       return Send(first);
     });
     if (!status.ok()) FinishWith(*this, *context_, status);
   }
 
-  absl::Status SendChunk() {
-    const auto chunk = parts_[part_].subspan(0, kDownloadChunkBytes);
-    parts_[part_].remove_prefix(chunk.size());
+  absl::Status SendChunk(absl::Span<const std::byte> chunk) {
     v1::DownloadLayerResponse message;
     message.set_chunk(chunk.data(), chunk.size());
     return Send(message);
@@ -364,10 +359,7 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
   LayerRegistryService& service_;
   grpc::CallbackServerContext* const context_;
   absl::Status entered_;
-  std::shared_ptr<const PreparedLayer> layer_;
-  std::string head_;
-  std::vector<absl::Span<const std::byte>> parts_;  // what is still to be sent
-  size_t part_ = 0;
+  std::optional<LayerBytes> layer_bytes_;  // what is still to be sent
   grpc::ByteBuffer bytes_;
 };
 

@@ -14,18 +14,52 @@
 namespace layerd::wire {
 namespace {
 
-// Header and Layer both have the options as a oneof of the same names.
+Quantization DecodeQuantization(const v1::Quantization& message) {
+  Quantization quantization;
+  quantization.source_hash = message.source_hash();
+  for (const v1::MatrixError& one : message.matrices()) {
+    quantization.matrices.push_back({one.role(), one.relative_rms_error(), one.max_abs_error()});
+  }
+  if (message.has_output_relative_rms_error()) {
+    quantization.output_relative_rms_error = message.output_relative_rms_error();
+  }
+  quantization.rows = message.rows();
+  quantization.seed = message.seed();
+  return quantization;
+}
+
+void EncodeQuantization(const Quantization& quantization, v1::Quantization& message) {
+  message.set_source_hash(quantization.source_hash);
+  for (const MatrixError& one : quantization.matrices) {
+    v1::MatrixError& to = *message.add_matrices();
+    to.set_role(one.role);
+    to.set_relative_rms_error(one.relative_rms_error);
+    to.set_max_abs_error(one.max_abs_error);
+  }
+  if (quantization.output_relative_rms_error) {
+    message.set_output_relative_rms_error(*quantization.output_relative_rms_error);
+  }
+  message.set_rows(quantization.rows);
+  message.set_seed(quantization.seed);
+}
+
+// Header and Layer both have the options as a oneof, and the quantization, by the same names.
 template <typename Message>
 absl::StatusOr<Layer> DecodeOptions(const Message& message) {
   if (message.has_normalize()) {
     auto spec = DecodeSpec(message.normalize());
     if (!spec.ok()) return Renamed("spec", "normalize", spec.status());
+    if (message.has_quantization()) {
+      return InvalidField("quantization", "UNEXPECTED_FIELD", "expected nothing, since the layer is a norm");
+    }
     return Layer(NormalizeLayer{*std::move(spec), {}});
   }
   if (message.has_feed_forward()) {
     auto spec = DecodeSpec(message.feed_forward());
     if (!spec.ok()) return Renamed("spec", "feed_forward", spec.status());
-    return Layer(FeedForwardLayer{*std::move(spec), {}});
+    FeedForwardLayer layer{.spec = *std::move(spec)};
+    if (message.has_quantization()) layer.quantization = DecodeQuantization(message.quantization());
+    return Layer(std::move(layer));
   }
   return MissingField("normalize", "expected normalize or feed_forward, to say what the layer computes, got nothing");
 }
@@ -35,7 +69,9 @@ void EncodeOptions(const Layer& layer, Message& message) {
   if (const auto* norm = std::get_if<NormalizeLayer>(&layer)) {
     EncodeSpec(norm->spec, *message.mutable_normalize());
   } else {
-    EncodeSpec(std::get<FeedForwardLayer>(layer).spec, *message.mutable_feed_forward());
+    const auto& feed_forward = std::get<FeedForwardLayer>(layer);
+    EncodeSpec(feed_forward.spec, *message.mutable_feed_forward());
+    if (feed_forward.quantization) EncodeQuantization(*feed_forward.quantization, *message.mutable_quantization());
   }
 }
 

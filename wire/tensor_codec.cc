@@ -8,6 +8,21 @@
 #include "lib/base/shape.h"
 
 namespace layerd::wire {
+namespace {
+
+constexpr char kDTypes[] = "DTYPE_FLOAT32, DTYPE_FLOAT16, DTYPE_BFLOAT16 or, for matrices with scales, DTYPE_INT8";
+
+// What is rounded to a float's dtype is what was meant; an int8 that is none is a mistake.
+absl::Status CheckInt8(absl::Span<const float> values) {
+  for (const float value : values) {
+    if (RoundTo(DType::kInt8, value) == value) continue;
+    return InvalidField("values", "OUT_OF_RANGE",
+                        absl::StrCat("expected whole numbers of -128 to 127 for DTYPE_INT8, got ", value));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<DType> DecodeDType(v1::Dtype dtype) {
   switch (dtype) {
@@ -17,14 +32,15 @@ absl::StatusOr<DType> DecodeDType(v1::Dtype dtype) {
       return DType::kFloat16;
     case v1::DTYPE_BFLOAT16:
       return DType::kBFloat16;
+    case v1::DTYPE_INT8:
+      return DType::kInt8;
     case v1::DTYPE_UNSPECIFIED:
-      return MissingField("dtype", "expected DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_BFLOAT16, got nothing");
+      return MissingField("dtype", absl::StrCat("expected ", kDTypes, ", got nothing"));
     default:
       break;
   }
   return InvalidField("dtype", "UNKNOWN_ENUM_VALUE",
-                      absl::StrCat("expected DTYPE_FLOAT32, DTYPE_FLOAT16 or DTYPE_BFLOAT16, got the unknown value ",
-                                   static_cast<int>(dtype)));
+                      absl::StrCat("expected ", kDTypes, ", got the unknown value ", static_cast<int>(dtype)));
 }
 
 absl::StatusOr<std::optional<DType>> DecodeOptionalDType(std::string_view field, v1::Dtype dtype) {
@@ -44,6 +60,8 @@ v1::Dtype EncodeDType(DType dtype) {
       return v1::DTYPE_FLOAT16;
     case DType::kBFloat16:
       return v1::DTYPE_BFLOAT16;
+    case DType::kInt8:
+      return v1::DTYPE_INT8;
   }
   return v1::DTYPE_UNSPECIFIED;
 }
@@ -74,8 +92,11 @@ absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, std::shared_ptr<co
                         absl::StrCat("expected ", *elements, " values for the shape ", ToString(shape), ", got ",
                                      tensor.values_size()));
   }
-  return Tensor::FromFloats(*dtype, std::move(shape),
-                            absl::MakeConstSpan(tensor.values().data(), tensor.values().size()));
+  const auto values = absl::MakeConstSpan(tensor.values().data(), tensor.values().size());
+  if (*dtype == DType::kInt8) {
+    if (auto status = CheckInt8(values); !status.ok()) return status;
+  }
+  return Tensor::FromFloats(*dtype, std::move(shape), values);
 }
 
 absl::Status DecodeOptionalTensor(std::string_view field, bool present, const v1::Tensor& tensor,

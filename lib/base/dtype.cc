@@ -1,6 +1,8 @@
 #include "lib/base/dtype.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 namespace layerd {
@@ -13,6 +15,8 @@ std::string_view Name(DType dtype) {
       return "float16";
     case DType::kBFloat16:
       return "bfloat16";
+    case DType::kInt8:
+      return "int8";
   }
   return "unknown";
 }
@@ -54,6 +58,13 @@ uint16_t NarrowToFloat16(float value) {
   return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000u));
 }
 
+int8_t NarrowToInt8(float value) {
+  if (std::isnan(value)) return 0;
+  const float held = std::clamp(value, -128.0f, 127.0f);
+  // Adding 1.5 · 2²³ puts the unit 1 at the last bit of the sum, which the addition rounds to nearest even.
+  return static_cast<int8_t>((held + 0x1.8p23f) - 0x1.8p23f);
+}
+
 float RoundTo(DType dtype, float value) {
   switch (dtype) {
     case DType::kFloat32:
@@ -62,6 +73,8 @@ float RoundTo(DType dtype, float value) {
       return WidenFloat16(NarrowToFloat16(value));
     case DType::kBFloat16:
       return WidenBFloat16(NarrowToBFloat16(value));
+    case DType::kInt8:
+      return NarrowToInt8(value);
   }
   return value;
 }
@@ -72,6 +85,7 @@ float LoadAsFloat(DType dtype, const std::byte* data, int64_t index) {
     std::memcpy(&value, data + index * 4, 4);
     return value;
   }
+  if (dtype == DType::kInt8) return static_cast<int8_t>(data[index]);
   uint16_t bits;
   std::memcpy(&bits, data + index * 2, 2);
   return dtype == DType::kFloat16 ? WidenFloat16(bits) : WidenBFloat16(bits);
@@ -80,6 +94,10 @@ float LoadAsFloat(DType dtype, const std::byte* data, int64_t index) {
 void StoreFromFloat(DType dtype, float value, std::byte* data, int64_t index) {
   if (dtype == DType::kFloat32) {
     std::memcpy(data + index * 4, &value, 4);
+    return;
+  }
+  if (dtype == DType::kInt8) {
+    data[index] = static_cast<std::byte>(NarrowToInt8(value));
     return;
   }
   const uint16_t bits = dtype == DType::kFloat16 ? NarrowToFloat16(value) : NarrowToBFloat16(value);

@@ -93,7 +93,7 @@ int CgroupLimit(int limit) {
 }
 
 // More pieces than threads, so that a thread that lost its CPU for a while does not keep all the others waiting.
-constexpr int64_t kPiecesPerThread = 4;
+constexpr int64_t kPiecesPerThread = 16;
 
 // [0, n) in pieces whose lengths differ by at most one; as n >= grain · pieces, none is shorter than the grain.
 struct Pieces {
@@ -187,6 +187,48 @@ struct Arena::Impl {
 
 #else
 
+// Which thread does which pieces: each begins with a share of its own, the same one every time, so that it finds in its
+// cache what it read there the last time; when that is done it helps the others, from their last piece backwards.
+class Shares {
+ public:
+  Shares(int64_t pieces, int threads) : count_(std::min(threads, kMost)) {
+    for (int i = 0; i < count_; ++i) shares_[i].left = Pack(pieces * i / count_, pieces * (i + 1) / count_);
+  }
+
+  // Gives the thread of this slot a piece that nobody else has; false where none is left.
+  bool Claim(int slot, int64_t& piece) {
+    const int own = slot % count_;
+    for (int i = 0; i < count_; ++i) {
+      if (Take(shares_[(own + i) % count_].left, /*first=*/i == 0, piece)) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int kMost = 64;
+  // First and last + 1 of the pieces that are left, in one word.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> left;
+  };
+  static uint64_t Pack(int64_t begin, int64_t end) {
+    return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end);
+  }
+
+  static bool Take(std::atomic<uint64_t>& left, bool first, int64_t& piece) {
+    uint64_t now = left.load(std::memory_order_relaxed);
+    for (;;) {
+      const auto begin = static_cast<int64_t>(now >> 32), end = static_cast<int64_t>(now & 0xFFFFFFFFu);
+      if (begin >= end) return false;
+      piece = first ? begin : end - 1;
+      const uint64_t then = first ? Pack(begin + 1, end) : Pack(begin, end - 1);
+      if (left.compare_exchange_weak(now, then, std::memory_order_relaxed)) return true;
+    }
+  }
+
+  const int count_;
+  Share shares_[kMost];
+};
+
 // TBB starts no more workers than the affinity mask has CPUs (and says so on stderr where an arena asks for more). A
 // tbb::global_control could raise that, but where a worker cannot be started its constructor throws and leaves a
 // dangling registration.
@@ -212,12 +254,11 @@ void Arena::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t begin, 
   Impl::Job job{body, pieces};
   impl_->For(job);
 #else
-  std::atomic<int64_t> claimed{0};
+  Shares shares(pieces.count, threads_);
   // noexcept: a body must not throw, and whatever is caught below is then TBB's own.
-  const auto run_next = [&]() noexcept {
-    const int64_t piece = claimed++;
-    if (piece < pieces.count) pieces.Run(body, piece);
-    return piece + 1 < pieces.count;
+  const auto run_share = [&]() noexcept {
+    const int slot = tbb::this_task_arena::current_thread_index();
+    for (int64_t piece; shares.Claim(slot < 0 ? 0 : slot, piece);) pieces.Run(body, piece);
   };
   try {
     impl_->arena.execute([&] {
@@ -225,14 +266,14 @@ void Arena::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t begin, 
       // would run on top of this one's stack, find its thread-local scratch in use, and keep this caller waiting.
       tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(
-            int64_t{0}, pieces.count, [&](int64_t) { run_next(); }, tbb::simple_partitioner());
+            int64_t{0}, std::min<int64_t>(threads_, pieces.count), [&](int64_t) { run_share(); },
+            tbb::simple_partitioner());
       });
     });
   } catch (...) {
     // TBB throws when it cannot start a worker (the limit on processes is reached), after the tasks that run have ended
     // and the others were cancelled: what nobody claimed is left, and this thread does it.
-    while (run_next()) {
-    }
+    run_share();
   }
 #endif
 }

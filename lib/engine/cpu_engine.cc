@@ -68,11 +68,18 @@ absl::StatusOr<NormalizeResult> CpuEngine::Compute(const NormalizeCall& call) co
 
 absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call) const {
   // Judging needs the values inside, whether or not the caller wants them.
-  auto outputs = layerd::FeedForward(arena_, call.spec, call.weights, call.input, call.output_dtype,
-                                     call.intermediates || call.verify, [&call] { return CheckContext(call.context); });
+  const bool inside = call.intermediates || call.verify;
+  const auto still_wanted = [&call] { return CheckContext(call.context); };
+  auto outputs =
+      call.packed != nullptr
+          ? layerd::FeedForward(arena_, *call.packed, call.input, call.output_dtype, inside, still_wanted)
+          : layerd::FeedForward(arena_, call.spec, call.weights, call.input, call.output_dtype, inside, still_wanted);
   if (!outputs.ok()) return outputs.status();
   FeedForwardResult result{.outputs = *std::move(outputs)};
-  if (call.verify) result.report = JudgeFeedForward(call.spec, call.weights, call.input, result.outputs);
+  if (call.verify) {
+    const FeedForwardWeights weights = call.packed != nullptr ? call.packed->Unpacked() : call.weights;
+    result.report = JudgeFeedForward(call.spec, weights, call.input, result.outputs);
+  }
   if (!call.intermediates) {
     result.outputs.gate = result.outputs.up = result.outputs.hidden = result.outputs.normed = std::nullopt;
   }

@@ -17,6 +17,7 @@
 #include "lib/base/tensor.h"
 #include "lib/layers/feed_forward.h"
 #include "lib/layers/normalize.h"
+#include "lib/layers/packed_feed_forward.h"
 #include "lib/reference/error_report.h"
 
 namespace layerd {
@@ -76,6 +77,9 @@ struct FeedForwardCall {
   FeedForwardSaid said;        // with a name only
   FeedForwardSpec spec;        // without a name only
   FeedForwardWeights weights;  // without a name only
+  // Set by ResidentEngine alone, in place of the name: the weights, of which `spec` and `weights` are then options and
+  // outline.
+  std::shared_ptr<const PackedFeedForward> packed;
   Tensor input;
   std::optional<DType> output_dtype;  // left out: the input's
   bool verify = false;                // report the errors against the float64 reference

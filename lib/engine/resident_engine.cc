@@ -112,15 +112,16 @@ absl::Status CheckWidth(const Tensor& input, const PreparedLayer& layer) {
 const Tensor& InputOf(const NormalizeCall& call) { return call.inputs.input; }
 const Tensor& InputOf(const FeedForwardCall& call) { return call.input; }
 
-void Fill(const NormalizeLayer& layer, NormalizeCall& call) {
+void Fill(const PreparedLayer&, const NormalizeLayer& layer, NormalizeCall& call) {
   call.spec = layer.spec;
   call.inputs.gamma = layer.weights.gamma;
   call.inputs.beta = layer.weights.beta;
 }
 
-void Fill(const FeedForwardLayer& layer, FeedForwardCall& call) {
-  call.spec = layer.spec;
-  call.weights = layer.weights;
+void Fill(const PreparedLayer& prepared, const FeedForwardLayer& outline, FeedForwardCall& call) {
+  call.spec = outline.spec;
+  call.weights = outline.weights;
+  call.packed = prepared.packed;
 }
 
 const char* KindOf(const NormalizeLayer*) { return "normalize"; }
@@ -137,7 +138,7 @@ absl::Status Resolve(const PreparedLayer& layer, Call& call) {
   }
   if (auto status = CheckSaid(call.said, one->spec, layer); !status.ok()) return status;
   if (auto status = CheckWidth(InputOf(call), layer); !status.ok()) return status;
-  Fill(*one, call);
+  Fill(layer, *one, call);
   call.layer.clear();
   call.said = {};
   return absl::OkStatus();

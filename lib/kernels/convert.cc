@@ -63,9 +63,14 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace layerd {
+namespace {
 
 HWY_EXPORT(WidenVectors);
 HWY_EXPORT(NarrowVectors);
+
+bool HasVectors(DType dtype) { return IsFloat(dtype) && ActiveSimd() != Simd::kScalar; }
+
+}  // namespace
 
 void WidenToFloat(DType dtype, const std::byte* in, float* out, int64_t n) {
   if (n == 0) return;  // `in` and `out` may be null then, which memcpy does not allow
@@ -73,7 +78,7 @@ void WidenToFloat(DType dtype, const std::byte* in, float* out, int64_t n) {
     std::memcpy(out, in, static_cast<size_t>(n) * sizeof(float));
     return;
   }
-  int64_t i = ActiveSimd() == Simd::kScalar ? 0 : HWY_DYNAMIC_DISPATCH(WidenVectors)(dtype, in, out, n);
+  int64_t i = HasVectors(dtype) ? HWY_DYNAMIC_DISPATCH(WidenVectors)(dtype, in, out, n) : 0;
   for (; i < n; ++i) out[i] = LoadAsFloat(dtype, in, i);
 }
 
@@ -83,7 +88,7 @@ void NarrowFromFloat(DType dtype, const float* in, std::byte* out, int64_t n) {
     std::memcpy(out, in, static_cast<size_t>(n) * sizeof(float));
     return;
   }
-  int64_t i = ActiveSimd() == Simd::kScalar ? 0 : HWY_DYNAMIC_DISPATCH(NarrowVectors)(dtype, in, out, n);
+  int64_t i = HasVectors(dtype) ? HWY_DYNAMIC_DISPATCH(NarrowVectors)(dtype, in, out, n) : 0;
   for (; i < n; ++i) StoreFromFloat(dtype, in[i], out, i);
 }
 

@@ -1,5 +1,5 @@
-// Arrays of float32, float16 and bfloat16, converted. The meaning of each element is that of lib/base/dtype.h: widening
-// is exact, narrowing rounds to nearest even and keeps NaN. Arrays may be unaligned to the vector but must be aligned
+// Arrays of float32, float16, bfloat16 and int8, converted. The meaning of each element is that of lib/base/dtype.h: widening
+// is exact, narrowing rounds to nearest even and keeps NaN (of a float). Arrays may be unaligned to the vector but must be aligned
 // to their element; source and destination must not overlap.
 //
 // Threads: pure functions.

@@ -7,63 +7,25 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "lib/kernels/convert.h"
+#include "lib/kernels/matmul_internal.h"
 #include "lib/kernels/openblas.h"
-#include "lib/kernels/scratch.h"
+#include "lib/kernels/strips.h"
 
 namespace layerd {
-namespace {
 
-// Columns [begin, end) of one block of k, with x packed.
-void AddBlock(const MatMulTile& tile, const float* packed_x, int64_t k0, int64_t depth, int64_t begin, int64_t end,
-              float* widened) {
-  const WeightView& w = tile.w;
+void MatMulOpenBlas(const RowBlocks& x, int64_t group, const WeightView& w, const float* bias, int64_t begin,
+                    int64_t end, float* y, int64_t y_stride) {
+  const int64_t rows = x.groups().Size(group);
   const bool out_in = w.layout == WeightLayout::kOutIn;
-  const int64_t first = out_in ? begin * w.in + k0 : k0 * w.out + begin;
-  const std::byte* data = w.data + first * static_cast<int64_t>(SizeOf(w.dtype));
-  int64_t stride = out_in ? w.in : w.out;
-  const float* weights = widened;
-  if (w.dtype == DType::kFloat32) {
-    weights = reinterpret_cast<const float*>(data);
-  } else {
-    const int64_t lines = out_in ? end - begin : depth;
-    const int64_t length = out_in ? depth : end - begin;
-    for (int64_t i = 0; i < lines; ++i) {
-      WidenToFloat(w.dtype, data + i * stride * static_cast<int64_t>(SizeOf(w.dtype)), widened + i * length, length);
-    }
-    stride = length;
-  }
-  openblas::Sgemm(tile.rows, end - begin, depth, packed_x, tile.rows, weights, stride, out_in, /*accumulate=*/k0 > 0,
-                  tile.y + begin, w.out);
-}
-
-}  // namespace
-
-void MatMulOpenBlas(const MatMulTile& tile) {
-  const WeightView& w = tile.w;
-  // Weights of 16 bits are widened by pieces that stay in the second-level cache; of 32 bits they are taken as they
-  // lie.
-  const int64_t cols = w.dtype == DType::kFloat32 ? tile.end - tile.begin : kOpenBlasCols;
-  float* packed_x = Scratch::OfThread().Get(
-      static_cast<size_t>(kMatMulBlock * (tile.rows + (w.dtype == DType::kFloat32 ? 0 : kOpenBlasCols))));
-  float* widened = packed_x + kMatMulBlock * tile.rows;
+  const int64_t stride = RowStride(w);
+  const float* weights = reinterpret_cast<const float*>(w.data);
   // Calls of at most 256 of k each, the length up to which the library is known to sum in one chain.
   for (int64_t k0 = 0; k0 < w.in; k0 += kMatMulBlock) {
-    const int64_t depth = std::min(kMatMulBlock, w.in - k0);
-    TransposeToFloat(DType::kFloat32, reinterpret_cast<const std::byte*>(tile.x + k0), w.in, tile.rows, depth, packed_x,
-                     tile.rows);
-    for (int64_t n = tile.begin; n < tile.end; n += cols) {
-      AddBlock(tile, packed_x, k0, depth, n, std::min(n + cols, tile.end), widened);
-    }
+    openblas::Sgemm(rows, end - begin, x.Depth(k0), x.At(k0, group), rows,
+                    weights + (out_in ? begin * stride + k0 : k0 * stride + begin), stride, out_in,
+                    /*accumulate=*/k0 > 0, y, y_stride);
   }
-  // The bias, and one NaN.
-  for (int64_t m = 0; m < tile.rows; ++m) {
-    float* y = tile.y + m * w.out;
-    if (tile.bias != nullptr) {
-      for (int64_t n = tile.begin; n < tile.end; ++n) y[n] = y[n] + tile.bias[n];
-    }
-    for (int64_t n = tile.begin; n < tile.end; ++n) y[n] = OneNan(y[n]);
-  }
+  FinishSums(y, rows, end - begin, y_stride, bias == nullptr ? nullptr : bias + begin);
 }
 
 namespace {
@@ -79,22 +41,34 @@ std::string Describe(WeightLayout layout, int64_t rows, int64_t cols, int64_t de
 // A product of matrices that are parts of larger ones: the first of the rows of x and of the columns of w.
 struct Example {
   Example(int64_t max_rows, int64_t max_cols, int64_t depth)
-      : in(depth), x(max_rows * depth), w(max_cols * depth), y(max_rows * max_cols) {}
+      : in(depth), x(max_rows * depth), w(max_cols * depth), y(max_rows * max_cols), blocks(x.size()) {}
 
-  // w holds one column after another; kInOut needs those that take part as [in, cols].
-  MatMulTile Tile(WeightLayout layout, int64_t rows, int64_t cols) {
+  // Fills y, as [rows, cols].
+  void Multiply(WeightLayout layout, int64_t rows, int64_t cols) {
+    const float* weights = w.data();  // one column after another
     if (layout == WeightLayout::kInOut) {
       in_out.resize(in * cols);
-      TransposeToFloat(DType::kFloat32, reinterpret_cast<const std::byte*>(w.data()), in, cols, in, in_out.data(),
-                       cols);
+      TransposeFloats(w.data(), in, cols, in, in_out.data(), cols);
+      weights = in_out.data();
     }
-    const std::vector<float>& weights = layout == WeightLayout::kInOut ? in_out : w;
-    const WeightView view{DType::kFloat32, layout, in, cols, reinterpret_cast<const std::byte*>(weights.data())};
-    return {x.data(), rows, view, nullptr, y.data(), 0, cols};
+    RowBlocks rows_of_x(blocks.data(), rows, in, kOpenBlasRows);
+    rows_of_x.PutRows(0, rows, DType::kFloat32, reinterpret_cast<const std::byte*>(x.data()));
+    const WeightView view{DType::kFloat32, layout, in, cols, reinterpret_cast<const std::byte*>(weights)};
+    for (int64_t group = 0; group < rows_of_x.groups().count; ++group) {
+      MatMulOpenBlas(rows_of_x, group, view, nullptr, 0, cols, &y[rows_of_x.groups().First(group) * cols], cols);
+    }
+  }
+  // The same by the scalar twin.
+  std::vector<float> Expected(int64_t rows, int64_t cols) const {
+    std::vector<float> expected(rows * cols);
+    const WeightView view{DType::kFloat32, WeightLayout::kOutIn, in, cols,
+                          reinterpret_cast<const std::byte*>(w.data())};
+    MatMulScalar({x.data(), rows, view, nullptr, expected.data(), cols, 0, cols});
+    return expected;
   }
 
   int64_t in;
-  std::vector<float> x, w, y, in_out;
+  std::vector<float> x, w, y, in_out, blocks;
 };
 
 }  // namespace
@@ -121,7 +95,7 @@ absl::Status CheckOpenBlasProducts() {
     for (WeightLayout layout : kLayouts) {
       for (int64_t cols : kSizes) {
         for (int64_t rows : kSizes) {
-          MatMulOpenBlas(example.Tile(layout, rows, cols));
+          example.Multiply(layout, rows, cols);
           for (int64_t m = 0; m < rows; ++m) {
             for (int64_t n = 0; n < cols; ++n) {
               if (example.y[m * cols + n] == exact[m * 100 + n]) continue;
@@ -153,13 +127,10 @@ std::string FindDifference(int64_t depth, const std::vector<std::pair<int64_t, i
   std::normal_distribution<float> normal;
   for (float& value : example.x) value = scale * normal(random);
   for (float& value : example.w) value = normal(random);
-  MatMulTile all = example.Tile(WeightLayout::kOutIn, max_rows, max_cols);
-  std::vector<float> expected(max_rows * max_cols);
-  all.y = expected.data();
-  MatMulScalar(all);
+  const std::vector<float> expected = example.Expected(max_rows, max_cols);
   for (WeightLayout layout : kLayouts) {
     for (const auto& [rows, cols] : shapes) {
-      MatMulOpenBlas(example.Tile(layout, rows, cols));
+      example.Multiply(layout, rows, cols);
       for (int64_t m = 0; m < rows; ++m) {
         for (int64_t n = 0; n < cols; ++n) {
           const float got = example.y[m * cols + n], want = expected[m * max_cols + n];

@@ -1,4 +1,5 @@
-// What the SIMD code of normalize_rows and its scalar twin share: the order of summation and the root.
+// What the SIMD code of normalize_rows and its scalar twin share: the order of summation and the root, and the three
+// steps that a target implements.
 #ifndef LAYERD_LIB_KERNELS_NORMALIZE_ROWS_INTERNAL_H_
 #define LAYERD_LIB_KERNELS_NORMALIZE_ROWS_INTERNAL_H_
 
@@ -13,6 +14,19 @@ namespace layerd {
 
 inline constexpr int64_t kSumBlock = 8192;
 inline constexpr int64_t kAccumulators = 16;
+
+// What is summed: x², x and x², or (x − μ)².
+enum class SumTerm : uint8_t { kSquare, kValueAndSquare, kCentredSquare };
+
+struct TermSums {
+  double values = 0;   // of x; 0 where it is not summed
+  double squares = 0;  // of x² or (x − μ)²
+
+  void Add(const TermSums& other) {
+    values += other.values;
+    squares += other.squares;
+  }
+};
 
 // Adds accumulator i + 8 to i, then i + 4, i + 2, i + 1.
 inline double SumTree(double (&a)[kAccumulators]) {
@@ -33,16 +47,18 @@ inline float ToFloat32WithOneNan(double value) {
   return std::isnan(value) ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(value);
 }
 
-// Where the parts of one group of one row lie.
+// Where the parts of one group of one row lie. Groups are counted through all rows; they lie in memory in that order.
 struct NormalizeGroup {
   int64_t offset;  // of its first element in its row; γ and β start there
   int64_t first;   // of its first element in the matrix
   int64_t index;   // in `inverse` and `mean`
 };
 
-inline NormalizeGroup GroupAt(const NormalizeRowsArgs& args, int64_t row, int64_t offset) {
-  return {offset, row * args.dim + offset, (row * args.dim + offset) / args.group_size};
+inline NormalizeGroup GroupAt(const NormalizeRowsArgs& args, int64_t index) {
+  return {index % (args.dim / args.group_size) * args.group_size, index * args.group_size, index};
 }
+
+inline int64_t BlocksOf(const NormalizeRowsArgs& args) { return (args.group_size + kSumBlock - 1) / kSumBlock; }
 
 // Whether n is rounded before γ.
 inline bool RoundsBeforeGamma(const NormalizeRowsArgs& args) {
@@ -53,8 +69,67 @@ inline bool HasGate(const NormalizeRowsArgs& args, GatePosition position) {
   return args.gate != nullptr && args.gate_position == position;
 }
 
-// The scalar twin.
-void NormalizeRowsScalar(const NormalizeRowsArgs& args, int64_t row_begin, int64_t row_end);
+// Adding −0 changes nothing; adding +0 would make a −0 positive.
+inline double GammaOffset(const NormalizeRowsArgs& args) { return args.gamma_offset == 0 ? -0.0 : args.gamma_offset; }
+
+// The statistics of one group.
+struct GroupStatistics {
+  double mean = 0;  // 0 for RMSNorm
+  double inverse = 0;
+};
+
+inline void WriteStatistics(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics) {
+  if (args.kind == NormKind::kLayerNorm && args.mean != nullptr)
+    args.mean[group] = ToFloat32WithOneNan(statistics.mean);
+  if (args.inverse != nullptr) args.inverse[group] = ToFloat32WithOneNan(statistics.inverse);
+}
+
+// What is summed first.
+inline SumTerm FirstTerm(NormKind kind) {
+  return kind == NormKind::kRmsNorm ? SumTerm::kSquare : SumTerm::kValueAndSquare;
+}
+
+// The statistics of one group of n elements from the sums of its first term. sum_centred(mean) gives Σ(x − μ)²; it is
+// only asked for where mean(x²) − μ² would cancel. Where it is not, 16·μ² ≤ v: then with u = 2⁻⁵³ and k = n/16 + 6, the
+// most additions that any element goes through, μ is wrong by k·u·mean|x|, and v by k·u·(mean(x²) + 2·|μ|·mean|x|) ≤
+// 1.58·k·u·v. So (x − μ)·r is wrong by less than 2·k·u·max|x|·r, but for some u of its own: N3's bound.
+template <class SumCentred>
+GroupStatistics StatisticsOf(const NormalizeRowsArgs& args, const TermSums& sums, const SumCentred& sum_centred) {
+  const double n = static_cast<double>(args.group_size);
+  if (args.kind == NormKind::kRmsNorm) return {0.0, InverseRoot(sums.squares / n, args.epsilon)};
+  const double mean = sums.values / n;
+  double variance = std::fma(-mean, mean, sums.squares / n);
+  if (!(16 * mean * mean <= variance)) variance = sum_centred(mean) / n;
+  return {mean, InverseRoot(variance, args.epsilon)};
+}
+
+// The same by sum(term, mean), which adds up the terms of all blocks in order. The first sum is the one that makes x
+// (adds the residual, opens the gate).
+template <class Sum>
+GroupStatistics StatisticsBy(const NormalizeRowsArgs& args, const Sum& sum) {
+  return StatisticsOf(args, sum(FirstTerm(args.kind), 0.0),
+                      [&](double mean) { return sum(SumTerm::kCentredSquare, mean).squares; });
+}
+
+// ---- The steps. Each runs on the active SIMD target. ------------------------------------------------------------
+
+// Normalises groups begin .. end − 1.
+void NormalizeGroups(const NormalizeRowsArgs& args, int64_t begin, int64_t end);
+
+// For one long group, block by block, so that threads can share it: sums[b − begin] are the sums of block b's terms, for
+// b from begin to end − 1. Where a residual is given, sums of the first term write residual_sum and the rest reads it.
+void SumBlocks(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin, int64_t end,
+               TermSums* sums);
+// Writes the output of blocks begin .. end − 1.
+void ApplyBlocks(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,
+                 int64_t end);
+
+// The scalar twins.
+void NormalizeGroupsScalar(const NormalizeRowsArgs& args, int64_t begin, int64_t end);
+void SumBlocksScalar(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin,
+                     int64_t end, TermSums* sums);
+void ApplyBlocksScalar(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,
+                       int64_t end);
 
 }  // namespace layerd
 

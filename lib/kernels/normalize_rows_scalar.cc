@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <vector>
 
 #include "lib/kernels/activation_internal.h"
 #include "lib/kernels/narrow_format.h"
@@ -48,78 +47,83 @@ void StoreFloat64(DType dtype, double value, std::byte* to, int64_t index) {
   std::memcpy(to + index * 2, &bits, 2);
 }
 
-template <class Term>
-double Sum(int64_t n, const Term& add_term) {
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
-    double accumulators[kAccumulators] = {};
-    const int64_t end = std::min(n, begin + kSumBlock);
-    for (int64_t i = begin; i < end; ++i) {
-      double& accumulator = accumulators[(i - begin) % kAccumulators];
-      accumulator = add_term(i, accumulator);
-    }
-    total += SumTree(accumulators);
+// x of one element, and silu of its gate (1 where there is none). Writes the residual's sum as it passes.
+struct Opened {
+  double x, gate;
+};
+
+Opened Open(const NormalizeRowsArgs& args, int64_t at) {
+  float value = LoadAsFloat(args.input_dtype, args.input, at);
+  if (args.residual != nullptr) {
+    value = ToFloat32WithOneNan(value + LoadAsFloat(args.input_dtype, args.residual, at));
+    StoreFromFloat(args.input_dtype, value, args.residual_sum, at);
+    value = RoundTo(args.input_dtype, value);
   }
-  return total;
+  Opened opened = {value, 1.0};
+  if (args.gate != nullptr) {
+    const float gate = LoadAsFloat(args.input_dtype, args.gate, at);
+    ActivateFloat64Scalar({Activation::kSilu}, &gate, &opened.gate, 1);
+  }
+  if (HasGate(args, GatePosition::kFirst)) opened.x *= opened.gate;
+  return opened;
 }
 
-void NormalizeOne(const NormalizeRowsArgs& args, const NormalizeGroup& group, double* x, double* gate) {
-  const int64_t n = args.group_size;
-  for (int64_t i = 0; i < n; ++i) {
-    float value = LoadAsFloat(args.input_dtype, args.input, group.first + i);
-    if (args.residual != nullptr) {
-      value = ToFloat32WithOneNan(value + LoadAsFloat(args.input_dtype, args.residual, group.first + i));
-      StoreFromFloat(args.input_dtype, value, args.residual_sum, group.first + i);
-      value = RoundTo(args.input_dtype, value);
-    }
-    x[i] = value;
-    if (gate != nullptr) {
-      const float opening = LoadAsFloat(args.input_dtype, args.gate, group.first + i);
-      ActivateFloat64Scalar({Activation::kSilu}, &opening, &gate[i], 1);
-    }
-    if (HasGate(args, GatePosition::kFirst)) x[i] *= gate[i];
-  }
+}  // namespace
 
-  double mean = 0;
-  if (args.kind == NormKind::kLayerNorm) {
-    mean = Sum(n, [&](int64_t i, double sum) { return sum + x[i]; }) / static_cast<double>(n);
-    if (args.mean != nullptr) args.mean[group.index] = ToFloat32WithOneNan(mean);
+void SumBlocksScalar(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin,
+                     int64_t end, TermSums* sums) {
+  const int64_t first = GroupAt(args, group).first;
+  for (int64_t block = begin; block < end; ++block) {
+    double values[kAccumulators] = {}, squares[kAccumulators] = {};
+    const int64_t block_end = std::min(args.group_size, (block + 1) * kSumBlock);
+    for (int64_t i = block * kSumBlock; i < block_end; ++i) {
+      const int64_t at = i % kAccumulators;
+      double x = Open(args, first + i).x;
+      if (term == SumTerm::kCentredSquare) x -= mean;
+      if (term == SumTerm::kValueAndSquare) values[at] += x;
+      squares[at] = std::fma(x, x, squares[at]);
+    }
+    sums[block - begin] = {SumTree(values), SumTree(squares)};
   }
-  const double squares = Sum(n, [&](int64_t i, double sum) {
-    const double centred = x[i] - mean;
-    return std::fma(centred, centred, sum);
-  });
-  const double inverse = InverseRoot(squares / static_cast<double>(n), args.epsilon);
-  if (args.inverse != nullptr) args.inverse[group.index] = ToFloat32WithOneNan(inverse);
+}
 
-  const double gamma_offset = args.gamma_offset == 0 ? -0.0 : args.gamma_offset;
-  for (int64_t i = 0; i < n; ++i) {
-    double y = (x[i] - mean) * inverse;
+void ApplyBlocksScalar(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,
+                       int64_t end) {
+  const NormalizeGroup at = GroupAt(args, group);
+  const double gamma_offset = GammaOffset(args);
+  const int64_t last = std::min(args.group_size, end * kSumBlock);
+  for (int64_t i = begin * kSumBlock; i < last; ++i) {
+    const Opened opened = Open(args, at.first + i);
+    double y = (opened.x - statistics.mean) * statistics.inverse;
     if (RoundsBeforeGamma(args)) y = RoundFloat64(args.input_dtype, y);
-    const double gamma = args.gamma == nullptr ? 1.0 : args.gamma[group.offset + i] + gamma_offset;
+    const double gamma = args.gamma == nullptr ? 1.0 : args.gamma[at.offset + i] + gamma_offset;
     if (args.beta != nullptr) {
-      y = std::fma(y, gamma, static_cast<double>(args.beta[group.offset + i]));
+      y = std::fma(y, gamma, static_cast<double>(args.beta[at.offset + i]));
     } else {
       y *= gamma;
     }
     if (HasGate(args, GatePosition::kLast)) {
       if (RoundsBeforeGamma(args)) y = RoundFloat64(args.input_dtype, y);
-      y *= gate[i];
+      y *= opened.gate;
     }
-    StoreFloat64(args.output_dtype, y, args.output, group.first + i);
+    StoreFloat64(args.output_dtype, y, args.output, at.first + i);
   }
 }
 
-}  // namespace
-
-void NormalizeRowsScalar(const NormalizeRowsArgs& args, int64_t row_begin, int64_t row_end) {
-  const bool gated = HasGate(args, GatePosition::kFirst) || HasGate(args, GatePosition::kLast);
-  std::vector<double> x(static_cast<size_t>(args.group_size));
-  std::vector<double> gate(gated ? x.size() : 0);
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    for (int64_t offset = 0; offset < args.dim; offset += args.group_size) {
-      NormalizeOne(args, GroupAt(args, row, offset), x.data(), gated ? gate.data() : nullptr);
-    }
+void NormalizeGroupsScalar(const NormalizeRowsArgs& args, int64_t begin, int64_t end) {
+  const int64_t blocks = BlocksOf(args);
+  for (int64_t group = begin; group < end; ++group) {
+    const GroupStatistics statistics = StatisticsBy(args, [&](SumTerm term, double mean) {
+      TermSums total;
+      for (int64_t block = 0; block < blocks; ++block) {
+        TermSums sums;
+        SumBlocksScalar(args, group, term, mean, block, block + 1, &sums);
+        total.Add(sums);
+      }
+      return total;
+    });
+    WriteStatistics(args, group, statistics);
+    ApplyBlocksScalar(args, group, statistics, 0, blocks);
   }
 }
 

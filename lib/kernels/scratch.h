@@ -1,13 +1,16 @@
 // Memory that a thread keeps from one product to the next, so that the steady state allocates nothing.
 //
-// Threads: each has its own. A caller must not hand work to an Arena while it uses its scratch.
+// Threads: each has its own. A caller must not hand work to an Arena while it uses OfThread(): its own part of that work
+// uses the same. What lasts over such work is OfCall()'s.
 #ifndef LAYERD_LIB_KERNELS_SCRATCH_H_
 #define LAYERD_LIB_KERNELS_SCRATCH_H_
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdlib>
-#include <exception>
 #include <memory>
+#include <new>
 
 namespace layerd {
 
@@ -19,21 +22,30 @@ class Scratch {
     return scratch;
   }
 
-  // `floats` of them, aligned to a cache line, of any content; valid until the next call. Running out of memory ends
-  // the program, as it does for any small allocation here.
-  float* Get(size_t floats) noexcept {
+  // The same for whoever divides work over an Arena: a thread divides one thing at a time.
+  static Scratch& OfCall() {
+    static thread_local Scratch scratch;
+    return scratch;
+  }
+
+  // `floats` of them, aligned to a cache line, of any content; valid until the next call. Throws std::bad_alloc.
+  float* Get(size_t floats) {
     if (floats > size_) {
-      const size_t bytes = (floats * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+      const size_t alignment = floats * sizeof(float) < kHugePage ? kCacheLine : kHugePage;
+      const size_t bytes = (floats * sizeof(float) + alignment - 1) / alignment * alignment;
       memory_.reset();  // before the new one, so that both are never held
-      memory_.reset(static_cast<float*>(std::aligned_alloc(kAlignment, bytes)));
-      if (memory_ == nullptr) std::terminate();
-      size_ = floats;
+      size_ = 0;
+      memory_.reset(static_cast<float*>(std::aligned_alloc(alignment, bytes)));
+      if (memory_ == nullptr) throw std::bad_alloc();
+      if (alignment == kHugePage) madvise(memory_.get(), bytes, MADV_HUGEPAGE);
+      size_ = bytes / sizeof(float);
     }
     return memory_.get();
   }
 
  private:
-  static constexpr size_t kAlignment = 64;
+  static constexpr size_t kCacheLine = 64;
+  static constexpr size_t kHugePage = size_t{2} << 20;
   struct Free {
     void operator()(float* memory) const { std::free(memory); }
   };

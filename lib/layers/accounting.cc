@@ -37,9 +37,17 @@ absl::StatusOr<FeedForwardCost> CostOf(FeedForwardForm form, int64_t dim, int64_
   }
   FeedForwardCost cost;
   const int64_t weights = matrices * dim * hidden_dim;
-  cost.parameters = weights + (biases ? (matrices - 1) * hidden_dim + dim : 0);
+  const int64_t all_biases = biases ? (matrices - 1) * hidden_dim + dim : 0;
+  cost.parameters = weights + all_biases;
   cost.flops_per_row = 2 * weights;
-  cost.weight_bytes = cost.parameters * static_cast<int64_t>(SizeOf(weight_dtype));
+  cost.weight_bytes = weights * static_cast<int64_t>(SizeOf(weight_dtype));
+  if (weight_dtype == DType::kInt8) {
+    const auto scales = [](int64_t in, int64_t out) { return out * ((in + kScaleBlock - 1) / kScaleBlock); };
+    const int64_t all_scales = (matrices - 1) * scales(dim, hidden_dim) + scales(hidden_dim, dim);
+    cost.weight_bytes += all_scales * static_cast<int64_t>(SizeOf(DType::kFloat16));
+  }
+  const DType bias_dtype = IsFloat(weight_dtype) ? weight_dtype : DType::kFloat32;
+  cost.weight_bytes += all_biases * static_cast<int64_t>(SizeOf(bias_dtype));
   cost.activation_bytes_per_row = 2 * dim * static_cast<int64_t>(SizeOf(activation_dtype));
   return cost;
 }

@@ -21,7 +21,7 @@ absl::StatusOr<int64_t> GatedHiddenDim(int64_t dim, int64_t multiple_of);
 struct FeedForwardCost {
   int64_t parameters;                // weights and biases
   int64_t flops_per_row;             // 2 for each multiply-add of the products
-  int64_t weight_bytes;              // parameters in the weights' dtype
+  int64_t weight_bytes;              // parameters in the weights' dtype; int8: with their scales, biases in float32
   int64_t activation_bytes_per_row;  // input and output in the activations' dtype
 };
 

@@ -8,17 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "lib/base/shape.h"
-#include "lib/kernels/convert.h"
-#include "lib/kernels/normalize_rows.h"
+#include "lib/layers/check_dtype.h"
+#include "lib/layers/feed_forward_operands.h"
 #include "lib/layers/normalize.h"
 #include "lib/layers/widened.h"
 
 namespace layerd {
 namespace {
-
-// Rows are computed in chunks whose hidden values take at most so many floats, so that a small call with a wide layer
-// cannot ask for memory out of proportion to its own size.
-constexpr int64_t kMaxHiddenFloats = int64_t{1} << 24;
 
 absl::Status CheckGiven(std::string_view field, const std::optional<Tensor>& tensor, bool wanted,
                         std::string_view why) {
@@ -36,20 +32,54 @@ absl::Status CheckMatrix(std::string_view field, const Tensor& matrix, WeightLay
   const bool out_in = layout == WeightLayout::kOutIn;
   const bool fits = matrix.rank() == 2 && (in < 0 || matrix.dim(out_in ? 1 : 0) == in) &&
                     (out < 0 || matrix.dim(out_in ? 0 : 1) == out) && matrix.dim(0) > 0 && matrix.dim(1) > 0;
+  const std::string path = absl::StrCat("weights.", std::string(field));
   if (fits) return absl::OkStatus();
   const auto size = [](int64_t n, std::string_view name) {
     return n < 0 ? std::string(name) : absl::StrCat(std::string(name), " = ", n);
   };
   const std::string expected_in = size(in, in_name), expected_out = size(out, out_name);
   return InvalidField(
-      absl::StrCat("weights.", std::string(field), ".shape"), "SHAPE_MISMATCH",
+      absl::StrCat(path, ".shape"), "SHAPE_MISMATCH",
       absl::StrCat("expected [", out_in ? expected_out : expected_in, ", ", out_in ? expected_in : expected_out,
                    "] for layout ", out_in ? "OUT_IN" : "IN_OUT", ", got ", ToString(matrix.shape())));
 }
 
+// The scales of an int8 matrix, which are there exactly where one is. `matrix` has passed CheckMatrix().
+absl::Status CheckScale(std::string_view name, const std::optional<Tensor>& matrix, const std::optional<Tensor>& scale,
+                        WeightLayout layout) {
+  const std::string path = absl::StrCat("weights.", std::string(name)), scale_path = absl::StrCat(path, "_scale");
+  if (!matrix || matrix->dtype() != DType::kInt8) {
+    if (!scale) return absl::OkStatus();
+    const std::string why =
+        matrix ? absl::StrCat(path, " is ", std::string(Name(matrix->dtype()))) : absl::StrCat("there is no ", path);
+    return InvalidField(scale_path, "UNEXPECTED_FIELD", absl::StrCat("expected nothing, since ", why));
+  }
+  if (layout != WeightLayout::kOutIn) {
+    return InvalidField(absl::StrCat(path, ".dtype"), "DTYPE_MISMATCH",
+                        "expected float32, float16 or bfloat16 for layout IN_OUT, got int8, which OUT_IN alone has");
+  }
+  const Shape shape = {matrix->dim(0), (matrix->dim(1) + kScaleBlock - 1) / kScaleBlock};
+  if (!scale) {
+    return MissingField(scale_path, absl::StrCat("expected scales, float16 ", ToString(shape), ", since ", path,
+                                                 " is int8, got nothing"));
+  }
+  if (scale->dtype() != DType::kFloat16) {
+    return InvalidField(absl::StrCat(scale_path, ".dtype"), "DTYPE_MISMATCH",
+                        absl::StrCat("expected float16, got ", std::string(Name(scale->dtype()))));
+  }
+  if (scale->shape() != shape) {
+    return InvalidField(absl::StrCat(scale_path, ".shape"), "SHAPE_MISMATCH",
+                        absl::StrCat("expected ", ToString(shape), ", one for each ", kScaleBlock, " inputs of ", path,
+                                     " ", ToString(matrix->shape()), ", got ", ToString(scale->shape())));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckVector(std::string_view field, const std::optional<Tensor>& vector, int64_t size,
                          std::string_view size_name) {
-  if (!vector || vector->shape() == Shape{size}) return absl::OkStatus();
+  if (!vector || vector->shape() == Shape{size}) {
+    return CheckFloat(absl::StrCat("weights.", std::string(field)), vector);
+  }
   return InvalidField(
       absl::StrCat("weights.", std::string(field), ".shape"), "SHAPE_MISMATCH",
       absl::StrCat("expected [", std::string(size_name), " = ", size, "], got ", ToString(vector->shape())));
@@ -97,53 +127,6 @@ absl::Status CheckSpec(const FeedForwardSpec& spec) {
   return absl::OkStatus();
 }
 
-WeightView ViewOf(const Tensor& matrix, WeightLayout layout) {
-  const bool out_in = layout == WeightLayout::kOutIn;
-  return {matrix.dtype(), layout, matrix.dim(out_in ? 1 : 0), matrix.dim(out_in ? 0 : 1), matrix.data()};
-}
-
-Gating GatingOf(const FeedForwardSpec& spec) {
-  Gating gating{spec.activation};
-  if (spec.gate_max) gating.gate_max = static_cast<float>(*spec.gate_max);
-  if (spec.up_limit) gating.up_limit = static_cast<float>(*spec.up_limit);
-  gating.up_offset = static_cast<float>(spec.up_offset);
-  return gating;
-}
-
-// Rows of gate and up next to each other in one product's rows, taken apart.
-void Unpack(GateUpPacking packing, const float* packed, int64_t rows, int64_t hidden_dim, float* gate, float* up) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* source = packed + row * 2 * hidden_dim;
-    float* gate_row = gate + row * hidden_dim;
-    float* up_row = up + row * hidden_dim;
-    if (packing == GateUpPacking::kHalves) {
-      std::copy_n(source, hidden_dim, gate_row);
-      std::copy_n(source + hidden_dim, hidden_dim, up_row);
-    } else {
-      for (int64_t i = 0; i < hidden_dim; ++i) {
-        gate_row[i] = source[2 * i];
-        up_row[i] = source[2 * i + 1];
-      }
-    }
-  }
-}
-
-// Where the values of a chunk of rows go: the tensor that answers them, or scratch that the next chunk uses again.
-class Values {
- public:
-  Values(std::optional<Tensor>& answered, int64_t chunk_rows, int64_t width) : answered_(answered), width_(width) {
-    if (!answered_) scratch_ = Tensor::Allocate(DType::kFloat32, {chunk_rows, width});
-  }
-  float* At(int64_t first_row) {
-    return answered_ ? answered_->mutable_floats() + first_row * width_ : scratch_->mutable_floats();
-  }
-
- private:
-  std::optional<Tensor>& answered_;
-  std::optional<Tensor> scratch_;
-  int64_t width_;
-};
-
 Shape WithLast(Shape shape, int64_t last) {
   shape.back() = last;
   return shape;
@@ -154,6 +137,7 @@ Shape WithLast(Shape shape, int64_t last) {
 absl::StatusOr<FeedForwardExtent> CheckFeedForward(const FeedForwardSpec& spec, const FeedForwardWeights& weights,
                                                    const Tensor& input) {
   if (auto status = CheckSpec(spec); !status.ok()) return status;
+  if (auto status = CheckFloat("input.dtype", input.dtype()); !status.ok()) return status;
   if (input.rank() == 0 || input.shape().back() == 0) {
     return InvalidField(
         "input.shape", "EMPTY_ROW",
@@ -203,7 +187,11 @@ absl::StatusOr<FeedForwardExtent> CheckFeedForward(const FeedForwardSpec& spec, 
     return status;
   }
   const int64_t out_dim = weights.down->dim(out_in ? 0 : 1);
-  for (const auto& status : {CheckVector("gate_bias", weights.gate_bias, hidden_dim, "h"),
+  for (const auto& status : {CheckScale("gate", weights.gate, weights.gate_scale, spec.layout),
+                             CheckScale("up", weights.up, weights.up_scale, spec.layout),
+                             CheckScale("gate_up", weights.gate_up, weights.gate_up_scale, spec.layout),
+                             CheckScale("down", weights.down, weights.down_scale, spec.layout),
+                             CheckVector("gate_bias", weights.gate_bias, hidden_dim, "h"),
                              CheckVector("up_bias", weights.up_bias, hidden_dim, "h"),
                              CheckVector("gate_up_bias", weights.gate_up_bias, 2 * hidden_dim, "2h"),
                              CheckVector("down_bias", weights.down_bias, out_dim, "d_out"),
@@ -225,89 +213,15 @@ absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedFor
                                                const StillWanted& still_wanted) {
   const auto extent = CheckFeedForward(spec, weights, input);
   if (!extent.ok()) return extent.status();
-  const int64_t rows = extent->rows, dim = extent->dim, hidden_dim = extent->hidden_dim, out_dim = extent->out_dim;
-  const bool gated = spec.form == FeedForwardForm::kGated;
-  const bool packed = gated && spec.packing != GateUpPacking::kSeparate;
-
-  FeedForwardOutputs outputs;
-  outputs.output = Tensor::Allocate(output_dtype.value_or(input.dtype()), WithLast(input.shape(), out_dim));
-  if (intermediates) {
-    const Shape shape = WithLast(input.shape(), hidden_dim);
-    if (gated) outputs.gate = Tensor::Allocate(DType::kFloat32, shape);
-    outputs.up = Tensor::Allocate(DType::kFloat32, shape);
-    outputs.hidden = Tensor::Allocate(DType::kFloat32, shape);
-    if (spec.inner_norm) outputs.normed = Tensor::Allocate(DType::kFloat32, shape);
+  const GateUpBiases biases(spec, weights);
+  const Widened down_bias(weights.down_bias), inner_norm_gamma(weights.inner_norm_gamma);
+  FeedForwardOperands operands = {.inner_norm_gamma = inner_norm_gamma.data()};
+  if (spec.form == FeedForwardForm::kGated) {
+    operands.gate = {.view = GateViewOf(spec, weights), .bias = biases.gate()};
   }
-  if (rows == 0) return outputs;
-
-  const Widened gate_bias(weights.gate_bias), up_bias(weights.up_bias), gate_up_bias(weights.gate_up_bias),
-      down_bias(weights.down_bias), inner_norm_gamma(weights.inner_norm_gamma);
-  const int64_t chunk_rows = std::clamp<int64_t>(kMaxHiddenFloats / std::max(hidden_dim, out_dim), 1, rows);
-  Values gate(outputs.gate, gated ? chunk_rows : 0, hidden_dim);
-  Values up(outputs.up, chunk_rows, hidden_dim);
-  Values hidden(outputs.hidden, chunk_rows, hidden_dim);
-  Values normed(outputs.normed, spec.inner_norm ? chunk_rows : 0, hidden_dim);
-  const bool widen = input.dtype() != DType::kFloat32;
-  const bool narrow = outputs.output.dtype() != DType::kFloat32;
-  Tensor wide_input = Tensor::Allocate(DType::kFloat32, {widen ? chunk_rows : 0, dim});
-  Tensor wide_output = Tensor::Allocate(DType::kFloat32, {narrow ? chunk_rows : 0, out_dim});
-  Tensor gate_up = Tensor::Allocate(DType::kFloat32, {packed ? chunk_rows : 0, 2 * hidden_dim});
-  const Gating gating = GatingOf(spec);
-  constexpr int64_t kElementsPerTask = 16384;
-  const int64_t grain = std::max<int64_t>(1, kElementsPerTask / hidden_dim);
-
-  for (int64_t first = 0; first < rows; first += chunk_rows) {
-    if (still_wanted) {
-      if (auto status = still_wanted(); !status.ok()) return status;
-    }
-    const int64_t count = std::min(chunk_rows, rows - first);
-    const std::byte* input_bytes = input.data() + first * dim * static_cast<int64_t>(SizeOf(input.dtype()));
-    const float* x = reinterpret_cast<const float*>(input_bytes);
-    if (widen) {
-      WidenToFloat(input.dtype(), input_bytes, wide_input.mutable_floats(), count * dim);
-      x = wide_input.floats();
-    }
-    float* gate_rows = gate.At(first);
-    float* up_rows = up.At(first);
-    float* hidden_rows = hidden.At(first);
-    float* down_input = spec.inner_norm ? normed.At(first) : hidden_rows;
-    if (packed) {
-      MatMul(arena, x, count, ViewOf(*weights.gate_up, spec.layout), gate_up_bias.data(), gate_up.mutable_floats());
-    } else {
-      if (gated) MatMul(arena, x, count, ViewOf(*weights.gate, spec.layout), gate_bias.data(), gate_rows);
-      MatMul(arena, x, count, ViewOf(*weights.up, spec.layout), up_bias.data(), up_rows);
-    }
-    NormalizeRowsArgs norm{
-        .kind = NormKind::kRmsNorm,
-        .epsilon = spec.inner_norm ? spec.inner_norm->epsilon.value_or(kDefaultInnerNormEpsilon) : 0.0,
-        .dim = hidden_dim,
-        .group_size = hidden_dim,
-        .input_dtype = DType::kFloat32,
-        .output_dtype = DType::kFloat32,
-        .input = reinterpret_cast<const std::byte*>(hidden_rows),
-        .gamma = inner_norm_gamma.data(),
-        .output = reinterpret_cast<std::byte*>(down_input)};
-    arena.For(count, grain, [&](int64_t begin, int64_t end) {
-      const int64_t at = begin * hidden_dim, n = (end - begin) * hidden_dim;
-      if (packed) {
-        Unpack(spec.packing, gate_up.floats() + 2 * at, end - begin, hidden_dim, gate_rows + at, up_rows + at);
-      }
-      if (gated) {
-        ApplyGating(gating, gate_rows + at, up_rows + at, hidden_rows + at, n);
-      } else {
-        ApplyActivation(spec.activation, up_rows + at, hidden_rows + at, n);
-      }
-      if (spec.inner_norm) NormalizeRows(norm, begin, end);
-    });
-    float* y = narrow ? wide_output.mutable_floats() : outputs.output.mutable_floats() + first * out_dim;
-    MatMul(arena, down_input, count, ViewOf(*weights.down, spec.layout), down_bias.data(), y);
-    if (narrow) {
-      const int64_t element_bytes = static_cast<int64_t>(SizeOf(outputs.output.dtype()));
-      NarrowFromFloat(outputs.output.dtype(), y, outputs.output.mutable_data() + first * out_dim * element_bytes,
-                      count * out_dim);
-    }
-  }
-  return outputs;
+  operands.up = {.view = UpViewOf(spec, weights), .bias = biases.up()};
+  operands.down = {.view = DownViewOf(spec, weights), .bias = down_bias.data()};
+  return ComputeFeedForward(arena, spec, *extent, operands, input, output_dtype, intermediates, still_wanted);
 }
 
 double FeedForwardFlops(const FeedForwardSpec& spec, const FeedForwardExtent& extent) {

@@ -48,11 +48,18 @@ struct FeedForwardSpec {
 };
 
 // Matrices and biases in any float dtype, each its own. Which must be given follows from form and packing.
+//
+// A matrix may also be int8, [out, in] only, with its scales beside it: w(n, k) = scale[n][k / 32] · q[n][k], which float32
+// holds exactly. q is any int8 and the scale any float16, be it negative or not finite: IEEE's rules hold (∞ · 0 is NaN).
 struct FeedForwardWeights {
   std::optional<Tensor> gate;              // [h, d] or [d, h]: gated, separate
   std::optional<Tensor> up;                // [h, d] or [d, h]: gated and separate, or plain
   std::optional<Tensor> gate_up;           // [2h, d] or [d, 2h]: gated, packed
   std::optional<Tensor> down;              // [d_out, h] or [h, d_out]
+  std::optional<Tensor> gate_scale;        // float16 [h, ⌈d/32⌉]: of an int8 gate
+  std::optional<Tensor> up_scale;          // float16 [h, ⌈d/32⌉]: of an int8 up
+  std::optional<Tensor> gate_up_scale;     // float16 [2h, ⌈d/32⌉]: of an int8 gate_up
+  std::optional<Tensor> down_scale;        // float16 [d_out, ⌈h/32⌉]: of an int8 down
   std::optional<Tensor> gate_bias;         // [h]
   std::optional<Tensor> up_bias;           // [h]
   std::optional<Tensor> gate_up_bias;      // [2h], packed as the matrix is
@@ -83,8 +90,9 @@ absl::StatusOr<FeedForwardExtent> CheckFeedForward(const FeedForwardSpec& spec, 
 // Whether a computation is still wanted: asked again and again while it lasts; an error ends it.
 using StillWanted = std::function<absl::Status()>;
 
-// Computes. Errors: those of CheckFeedForward, and of `still_wanted`, which is asked before every chunk of rows (a few
-// seconds' work at most, for the widest layers). `output_dtype` left out is the input's.
+// Computes. Errors: those of CheckFeedForward; INVALID_ARGUMENT, field "output_dtype", for one that is no float; those of
+// `still_wanted`, which is asked before every chunk of rows (a few seconds' work at most, for the widest layers).
+// `output_dtype` left out is the input's.
 absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedForwardSpec& spec,
                                                const FeedForwardWeights& weights, const Tensor& input,
                                                std::optional<DType> output_dtype, bool intermediates,

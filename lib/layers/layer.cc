@@ -44,6 +44,9 @@ absl::StatusOr<LayerExtent> CheckWeights(const NormalizeLayer& layer) {
 }
 
 absl::StatusOr<LayerExtent> CheckWeights(const FeedForwardLayer& layer) {
+  if (layer.quantization) {
+    if (auto status = CheckFigures(*layer.quantization); !status.ok()) return status;
+  }
   // The first matrix tells d; where it is missing or no matrix, the check of the whole says so.
   const FeedForwardWeights& weights = layer.weights;
   const std::optional<Tensor>& first = weights.gate ? weights.gate : weights.up ? weights.up : weights.gate_up;
@@ -51,6 +54,13 @@ absl::StatusOr<LayerExtent> CheckWeights(const FeedForwardLayer& layer) {
   const int64_t dim = first && first->rank() == 2 ? first->dim(out_in ? 1 : 0) : 1;
   const auto extent = CheckFeedForward(layer.spec, weights, NoRows(dim == 0 ? 1 : dim));
   if (!extent.ok()) return extent.status();
+  if (layer.quantization) {
+    std::vector<std::string_view> int8_matrices;
+    for (const auto& [role, matrix, scale] : kFeedForwardMatrices) {
+      if ((weights.*scale).has_value()) int8_matrices.push_back(role);
+    }
+    if (auto status = CheckMatrices(*layer.quantization, int8_matrices); !status.ok()) return status;
+  }
   return LayerExtent{.dim = extent->dim, .hidden_dim = extent->hidden_dim, .out_dim = extent->out_dim};
 }
 
@@ -83,7 +93,7 @@ absl::StatusOr<LayerExtent> CheckLayer(const Layer& layer) {
   if (!extent.ok()) return extent;
   extent->parameters = extent->weight_bytes = 0;
   for (const auto& [role, tensor] : WeightsOf(layer)) {
-    extent->parameters += tensor.num_elements();
+    if (!IsScale(role)) extent->parameters += tensor.num_elements();
     extent->weight_bytes += static_cast<int64_t>(tensor.num_bytes());
   }
   return extent;

@@ -21,6 +21,7 @@
 #include "lib/base/tensor.h"
 #include "lib/layers/feed_forward.h"
 #include "lib/layers/normalize.h"
+#include "lib/layers/quantization.h"
 
 namespace layerd {
 
@@ -37,6 +38,7 @@ struct NormalizeLayer {
 struct FeedForwardLayer {
   FeedForwardSpec spec;
   FeedForwardWeights weights;
+  std::optional<Quantization> quantization = std::nullopt;  // of a layer with int8 matrices, where it is known
 };
 
 using Layer = std::variant<NormalizeLayer, FeedForwardLayer>;
@@ -48,15 +50,38 @@ inline constexpr std::pair<std::string_view, std::optional<Tensor> NormalizeWeig
 };
 inline constexpr std::pair<std::string_view, std::optional<Tensor> FeedForwardWeights::*> kFeedForwardRoles[] = {
     {"gate", &FeedForwardWeights::gate},
+    {"gate_scale", &FeedForwardWeights::gate_scale},
     {"up", &FeedForwardWeights::up},
+    {"up_scale", &FeedForwardWeights::up_scale},
     {"gate_up", &FeedForwardWeights::gate_up},
+    {"gate_up_scale", &FeedForwardWeights::gate_up_scale},
     {"down", &FeedForwardWeights::down},
+    {"down_scale", &FeedForwardWeights::down_scale},
     {"gate_bias", &FeedForwardWeights::gate_bias},
     {"up_bias", &FeedForwardWeights::up_bias},
     {"gate_up_bias", &FeedForwardWeights::gate_up_bias},
     {"down_bias", &FeedForwardWeights::down_bias},
     {"inner_norm_gamma", &FeedForwardWeights::inner_norm_gamma},
 };
+
+// The matrices of a feed-forward layer and their scales.
+struct FeedForwardMatrix {
+  std::string_view role;
+  std::optional<Tensor> FeedForwardWeights::*matrix;
+  std::optional<Tensor> FeedForwardWeights::*scale;
+};
+inline constexpr FeedForwardMatrix kFeedForwardMatrices[] = {
+    {"gate", &FeedForwardWeights::gate, &FeedForwardWeights::gate_scale},
+    {"up", &FeedForwardWeights::up, &FeedForwardWeights::up_scale},
+    {"gate_up", &FeedForwardWeights::gate_up, &FeedForwardWeights::gate_up_scale},
+    {"down", &FeedForwardWeights::down, &FeedForwardWeights::down_scale},
+};
+
+// Whether the weight has the scales of an int8 matrix, which are no parameters.
+constexpr bool IsScale(std::string_view role) {
+  constexpr std::string_view kEnding = "_scale";
+  return role.size() > kEnding.size() && role.substr(role.size() - kEnding.size()) == kEnding;
+}
 
 // The weights that `layer` has, in that order.
 std::vector<std::pair<std::string_view, Tensor>> WeightsOf(const Layer& layer);
@@ -68,12 +93,13 @@ struct LayerExtent {
   int64_t dim;           // d, the last dimension of its input
   int64_t hidden_dim;    // h; 0 for a norm
   int64_t out_dim;       // d_out; d for a norm
-  int64_t parameters;    // elements of all weights
-  int64_t weight_bytes;  // their bytes
+  int64_t parameters;    // elements of all weights but scales
+  int64_t weight_bytes;  // bytes of all weights
 };
 
 // Whether options and weights fit each other for input of any dtype: a norm must have γ and say its rounding. Looks at
-// no element, so an outline will do. INVALID_ARGUMENT with the path of the field ("spec.rounding", "weights.up.shape").
+// no element, so an outline will do. INVALID_ARGUMENT with the path of the field ("spec.rounding", "weights.up.shape",
+// "quantization.rows").
 absl::StatusOr<LayerExtent> CheckLayer(const Layer& layer);
 
 // The same layer without its weights' data.

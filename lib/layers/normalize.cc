@@ -1,6 +1,5 @@
 #include "lib/layers/normalize.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "absl/types/span.h"
 #include "lib/base/errors.h"
 #include "lib/base/shape.h"
+#include "lib/layers/check_dtype.h"
 #include "lib/layers/widened.h"
 
 namespace layerd {
@@ -59,6 +59,7 @@ absl::Status CheckEpsilon(std::string_view field, std::optional<double> epsilon)
 absl::StatusOr<NormalizeExtent> CheckNormalize(const NormalizeSpec& spec, const NormalizeInputs& inputs) {
   const Tensor& input = inputs.input;
   if (auto status = CheckEpsilon("spec.epsilon", spec.epsilon); !status.ok()) return status;
+  if (auto status = CheckFloat("input.dtype", input.dtype()); !status.ok()) return status;
   if (input.rank() == 0) {
     return InvalidField("input.shape", "RANK_TOO_SMALL", "expected at least 1 dimension, got [] (a scalar)");
   }
@@ -82,7 +83,8 @@ absl::StatusOr<NormalizeExtent> CheckNormalize(const NormalizeSpec& spec, const 
         absl::StrCat("expected 0 or a divisor of ", dim, ", the normalised elements of a row, got ", spec.group_size));
   }
   for (const auto& status :
-       {CheckScale("gamma", inputs.gamma, normalized, dim), CheckScale("beta", inputs.beta, normalized, dim),
+       {CheckFloat("gamma", inputs.gamma), CheckFloat("beta", inputs.beta),
+        CheckScale("gamma", inputs.gamma, normalized, dim), CheckScale("beta", inputs.beta, normalized, dim),
         CheckLikeInput("residual", inputs.residual, input), CheckLikeInput("gate", inputs.gate, input)}) {
     if (!status.ok()) return status;
   }
@@ -111,6 +113,7 @@ absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSp
                                            std::optional<DType> output_dtype, bool intermediates) {
   const auto extent = CheckNormalize(spec, inputs);
   if (!extent.ok()) return extent.status();
+  if (auto status = CheckFloat("output_dtype", output_dtype); !status.ok()) return status;
   const Tensor& input = inputs.input;
   const Widened gamma(inputs.gamma);
   const Widened beta(inputs.beta);
@@ -132,7 +135,8 @@ absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSp
                          .gate = inputs.gate ? inputs.gate->data() : nullptr,
                          .gamma = gamma.data(),
                          .beta = beta.data(),
-                         .output = outputs.output.mutable_data()};
+                         .output = outputs.output.mutable_data(),
+                         .stream_output = IsWorthStreaming(static_cast<int64_t>(outputs.output.num_bytes()))};
   if (inputs.residual) {
     outputs.residual_sum = Tensor::Allocate(input.dtype(), input.shape());
     args.residual_sum = outputs.residual_sum->mutable_data();
@@ -145,9 +149,7 @@ absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSp
       args.mean = outputs.mean->mutable_floats();
     }
   }
-  constexpr int64_t kElementsPerTask = 32768;
-  const int64_t grain = std::max<int64_t>(1, kElementsPerTask / extent->dim);
-  arena.For(extent->rows, grain, [&](int64_t begin, int64_t end) { NormalizeRows(args, begin, end); });
+  NormalizeRows(arena, args, extent->rows);
   return outputs;
 }
 

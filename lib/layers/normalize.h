@@ -63,7 +63,8 @@ struct NormalizeExtent {
 // not fit each other. Nothing is computed and nothing allocated.
 absl::StatusOr<NormalizeExtent> CheckNormalize(const NormalizeSpec& spec, const NormalizeInputs& inputs);
 
-// Computes. Errors: those of CheckNormalize. `output_dtype` left out is the input's.
+// Computes. Errors: those of CheckNormalize; INVALID_ARGUMENT, field "output_dtype", for one that is no float.
+// `output_dtype` left out is the input's.
 absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSpec& spec, const NormalizeInputs& inputs,
                                            std::optional<DType> output_dtype, bool intermediates);
 

@@ -78,14 +78,22 @@ StageReport JudgeProduct(std::string stage, const reference::ProductReference& e
   return report;
 }
 
+// The right value that `got` is nearest to, in units of that value's last place: below a power of two they are half as
+// large as above it.
+double NearestRight(const reference::NormalizeReference::Right& right, DType dtype, double got) {
+  const auto [least, most] = std::minmax_element(right.values.begin(), right.values.end());
+  if (right.and_between && got >= *least && got <= *most) return got;
+  const auto ulps = [&](double exact) { return AbsError(dtype, got, exact) / UlpOf(dtype, exact); };
+  return *std::min_element(right.values.begin(), right.values.end(),
+                           [&](double a, double b) { return ulps(a) < ulps(b); });
+}
+
 StageReport JudgeNorm(std::string stage, const reference::NormalizeReference& exact, const Tensor& got) {
   StageReport report;
   report.stage = std::move(stage);
   for (int64_t i = 0; i < got.num_elements(); ++i) {
     const double value = got.At(i);
-    const bool tie_is_nearer =
-        AbsError(got.dtype(), value, exact.output_at_tie[i]) < AbsError(got.dtype(), value, exact.output[i]);
-    const double expected = tie_is_nearer ? exact.output_at_tie[i] : exact.output[i];
+    const double expected = exact.right.empty() ? exact.output[i] : NearestRight(exact.right[i], got.dtype(), value);
     Take(report, got.dtype(), value, expected, 0.501 * UlpOf(got.dtype(), expected) + exact.slack[i]);
   }
   return report;
@@ -152,7 +160,8 @@ ErrorReport JudgeFeedForward(const FeedForwardSpec& spec, const FeedForwardWeigh
     Close(report, JudgeNorm("inner_norm", reference::Normalize(norm, inputs), *outputs.normed));
   }
   const Tensor& last = spec.inner_norm ? *outputs.normed : *outputs.hidden;
-  const auto down = reference::Product(Doubles(last), extent.rows, *weights.down, spec.layout, weights.down_bias);
+  const auto down =
+      reference::Product(Doubles(last), extent.rows, *weights.down, spec.layout, weights.down_bias, weights.down_scale);
   Close(report, JudgeProduct("output", down, extent.hidden_dim, weights.down_bias.has_value(), outputs.output));
   return report;
 }

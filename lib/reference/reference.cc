@@ -1,7 +1,9 @@
 #include "lib/reference/reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace layerd::reference {
@@ -19,7 +21,23 @@ long double TimesSigmoid(long double x, long double y) {
   return x * Sigmoid(y);
 }
 
-double Rounded(DType dtype, double value) { return RoundTo(dtype, static_cast<float>(value)); }
+// The distance of two neighbours of a 16-bit dtype about `value`; about the largest where it is infinite.
+double UnitOf(DType dtype, double value) {
+  const int least = MinExponent(dtype), most = dtype == DType::kFloat16 ? 15 : 127;
+  return std::ldexp(1.0, (value == 0 ? least : std::clamp(std::ilogb(value), least, most)) - MantissaBits(dtype));
+}
+
+// `value` rounded to a 16-bit dtype once, to nearest, ties to even. By way of float32 it would be rounded twice.
+double Rounded(DType dtype, double value) {
+  if (!std::isfinite(value)) return value;
+  const double unit = UnitOf(dtype, value);
+  const double rounded = std::nearbyint(value / unit) * unit;
+  const double largest = dtype == DType::kFloat16 ? 65504.0 : 0x1.FEp127;
+  return std::fabs(rounded) > largest ? std::copysign(INFINITY, value) : rounded;
+}
+
+// float64's own error, generously: what lies nearer to a tie than this part of itself may be rounded to either side.
+constexpr double kDoubt = 0x1p-49;
 
 std::vector<double> Doubles(const Tensor& tensor) {
   std::vector<double> values(tensor.num_elements());
@@ -29,7 +47,9 @@ std::vector<double> Doubles(const Tensor& tensor) {
 
 }  // namespace
 
-double Activate(const ActivationFunction& act, double x) {
+namespace {
+
+double ActivateOrUnderflow(const ActivationFunction& act, double x) {
   const long double v = x;
   if (std::isnan(x)) return x;
   switch (act.kind) {
@@ -56,6 +76,15 @@ double Activate(const ActivationFunction& act, double x) {
   return NAN;
 }
 
+}  // namespace
+
+double Activate(const ActivationFunction& act, double x) {
+  const double value = ActivateOrUnderflow(act, x);
+  const bool has_zeros = act.kind == Activation::kRelu || act.kind == Activation::kReluSquared;
+  if (value != 0 || x == 0 || std::isinf(x) || has_zeros) return value;
+  return std::copysign(std::numeric_limits<double>::denorm_min(), value);
+}
+
 double Gate(const FeedForwardSpec& spec, double gate, double up) {
   if (spec.gate_max && gate > static_cast<float>(*spec.gate_max)) gate = static_cast<float>(*spec.gate_max);
   if (spec.up_limit) {
@@ -75,7 +104,7 @@ NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& i
   const int64_t n = inputs.input.num_elements();
   NormalizeReference result;
   result.output.resize(n);
-  result.output_at_tie.resize(n);
+  if (rounds) result.right.resize(n);
   result.slack.resize(n);
   if (inputs.residual) result.residual_sum.resize(n);
   if (n == 0) return result;  // the width of no rows may be anything
@@ -108,21 +137,25 @@ NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& i
       const double gamma = inputs.gamma ? inputs.gamma->At(column) + spec.gamma_offset : 1.0;
       const double beta = inputs.beta ? inputs.beta->At(column) : 0.0;
       const double exact_n = (x[i] - mean) * r;
-      // Which way a tie of n falls is decided by less than float64's own error: both sides are right then.
-      const double doubt = std::fabs(exact_n) * 0x1p-49 + allowed * largest * r;
-      double candidates[2];
-      for (int side = 0; side < 2; ++side) {
-        const double towards = side == 0 ? -1.0 : 1.0;
-        double value = rounds ? Rounded(dtype, exact_n + towards * doubt) : exact_n;
-        value = value * gamma + beta;
-        if (spec.gate_position == GatePosition::kLast) {
-          if (rounds) value = Rounded(dtype, value + towards * std::fabs(value) * 0x1p-49);
-          value *= Activate({Activation::kSilu}, inputs.gate->At(at));
+      const double gate =
+          spec.gate_position == GatePosition::kLast ? Activate({Activation::kSilu}, inputs.gate->At(at)) : 1.0;
+      const double rounded_n = rounds ? Rounded(dtype, exact_n) : exact_n;
+      const bool rounds_twice = rounds && spec.gate_position == GatePosition::kLast;
+      const double before_gate = rounded_n * gamma + beta;
+      result.output[at] = (rounds_twice ? Rounded(dtype, before_gate) : before_gate) * gate;
+      if (rounds) {
+        const double doubt = std::fabs(exact_n) * kDoubt + allowed * largest * r;
+        const double least = Rounded(dtype, exact_n - doubt), most = Rounded(dtype, exact_n + doubt);
+        NormalizeReference::Right& right = result.right[at];
+        right.and_between = most - least > std::min(UnitOf(dtype, least), UnitOf(dtype, most));
+        int count = 0;
+        for (const double n_side : {least, most}) {
+          const double value = n_side * gamma + beta;
+          for (const double towards : {-kDoubt, kDoubt}) {
+            right.values[count++] = (rounds_twice ? Rounded(dtype, value + towards * std::fabs(value)) : value) * gate;
+          }
         }
-        candidates[side] = value;
       }
-      result.output[at] = candidates[0];
-      result.output_at_tie[at] = candidates[1];
       result.slack[at] = allowed * (largest * r * std::fabs(gamma) + std::fabs(beta));
     }
   }
@@ -130,7 +163,7 @@ NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& i
 }
 
 ProductReference Product(const std::vector<double>& x, int64_t rows, const Tensor& weights, WeightLayout layout,
-                         const std::optional<Tensor>& bias) {
+                         const std::optional<Tensor>& bias, const std::optional<Tensor>& scale) {
   const bool out_in = layout == WeightLayout::kOutIn;
   const int64_t in = weights.dim(out_in ? 1 : 0), out = weights.dim(out_in ? 0 : 1);
   ProductReference result;
@@ -145,6 +178,9 @@ ProductReference Product(const std::vector<double>& x, int64_t rows, const Tenso
   for (int64_t first = 0; first < lines; first += kLines) {
     const int64_t count = std::min(kLines, lines - first);
     for (int64_t i = 0; i < count * width; ++i) widened[i] = weights.At(first * width + i);
+    for (int64_t i = 0; scale && i < count * width; ++i) {
+      widened[i] *= scale->At((first + i / width) * scale->dim(1) + i % width / kScaleBlock);
+    }
     for (int64_t m = 0; m < rows; ++m) {
       double* value = &result.value[m * out];
       double* magnitude = &result.magnitude[m * out];
@@ -202,23 +238,29 @@ FeedForwardReference FeedForward(const FeedForwardSpec& spec, const FeedForwardW
   const std::vector<double> x = Doubles(input);
   FeedForwardReference result;
   if (spec.form == FeedForwardForm::kPlain) {
-    result.up = Product(x, extent.rows, *weights.up, spec.layout, weights.up_bias);
+    result.up = Product(x, extent.rows, *weights.up, spec.layout, weights.up_bias, weights.up_scale);
     for (const double u : result.up.value) result.hidden.push_back(Activate(spec.activation, u));
   } else {
-    Unpacked matrices, biases;
+    Unpacked matrices;
     std::optional<Tensor> gate_bias = weights.gate_bias, up_bias = weights.up_bias;
+    std::optional<Tensor> gate_scale = weights.gate_scale, up_scale = weights.up_scale;
     if (spec.packing == GateUpPacking::kSeparate) {
       matrices = {*weights.gate, *weights.up};
     } else {
       matrices = Unpack(spec.packing, spec.layout, *weights.gate_up);
       if (weights.gate_up_bias) {
-        biases = Unpack(spec.packing, spec.layout, *weights.gate_up_bias);
+        const Unpacked biases = Unpack(spec.packing, spec.layout, *weights.gate_up_bias);
         gate_bias = biases.gate;
         up_bias = biases.up;
       }
+      if (weights.gate_up_scale) {
+        const Unpacked scales = Unpack(spec.packing, spec.layout, *weights.gate_up_scale);
+        gate_scale = scales.gate;
+        up_scale = scales.up;
+      }
     }
-    result.gate = Product(x, extent.rows, matrices.gate, spec.layout, gate_bias);
-    result.up = Product(x, extent.rows, matrices.up, spec.layout, up_bias);
+    result.gate = Product(x, extent.rows, matrices.gate, spec.layout, gate_bias, gate_scale);
+    result.up = Product(x, extent.rows, matrices.up, spec.layout, up_bias, up_scale);
     for (size_t i = 0; i < result.up.value.size(); ++i) {
       result.hidden.push_back(Gate(spec, result.gate.value[i], result.up.value[i]));
     }
@@ -241,7 +283,7 @@ FeedForwardReference FeedForward(const FeedForwardSpec& spec, const FeedForwardW
     }
   }
   const std::vector<double>& last = spec.inner_norm ? result.normed : result.hidden;
-  result.output = Product(last, extent.rows, *weights.down, spec.layout, weights.down_bias).value;
+  result.output = Product(last, extent.rows, *weights.down, spec.layout, weights.down_bias, weights.down_scale).value;
   return result;
 }
 

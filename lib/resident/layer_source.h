@@ -2,6 +2,7 @@
 #ifndef LAYERD_LIB_RESIDENT_LAYER_SOURCE_H_
 #define LAYERD_LIB_RESIDENT_LAYER_SOURCE_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,13 +11,16 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "lib/layers/layer.h"
+#include "lib/layers/packed_feed_forward.h"
 
 namespace layerd {
 
 struct PreparedLayer {
   std::string name;
-  Layer layer;
+  Layer layer;                                      // a norm; of a feed-forward layer the outline
+  std::shared_ptr<const PackedFeedForward> packed;  // the weights of a feed-forward layer
   LayerExtent extent{};
+  int64_t memory_bytes = 0;  // that it takes
   std::string content_hash;
 };
 

@@ -52,6 +52,13 @@ bool IsSame(const UploadHeader& header, const LayerInfo& info) {
          CanonicalText(OptionsOf(info.outline), no_weight) == CanonicalText(OptionsOf(header.layer), no_weight);
 }
 
+// Whether `layer` tells an error of quantising that `old` does not.
+bool TellsMore(const Layer& layer, const Layer& old) {
+  const auto* one = std::get_if<FeedForwardLayer>(&layer);
+  const auto* other = std::get_if<FeedForwardLayer>(&old);
+  return one != nullptr && other != nullptr && one->quantization && one->quantization != other->quantization;
+}
+
 absl::Status CheckEtag(std::string_view field, const std::string& etag, const Record& record) {
   const bool damaged = record != nullptr && !record->info().status.ok();
   if (record != nullptr && !damaged && record->info().content_hash == etag) return absl::OkStatus();
@@ -121,7 +128,8 @@ absl::StatusOr<Record> LayerStore::Impl::Publish(const UploadHeader& header, con
   const auto old = records.Get(name);
   if (!old.ok()) return old.status();
   if (auto status = CheckReplacement(header, *old); !status.ok()) return status;
-  const bool same = *old != nullptr && IsSame(header, (*old)->info());
+  const bool same =
+      *old != nullptr && IsSame(header, (*old)->info()) && !TellsMore(layer.info.outline, (*old)->info().outline);
   // Weights that are there already are replaced by their equals, in case the disk has spoilt them.
   absl::Status status = files->MakeWeights(*lock, file, layer.info.weights_sha256);
   if (status.ok() && !same) {

@@ -1,21 +1,19 @@
 #include "lib/resident/prepared_layers.h"
 
 #include <algorithm>
-#include <exception>
-#include <new>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lib/base/errors.h"
-#include "lib/weights/layer_hash.h"
+#include "lib/resident/layer_preparation.h"
 
 namespace layerd {
 namespace {
 
-// Hashing goes at about 1 GB/s a thread, and a feed-forward layer has three large weights.
-constexpr int kHashingThreads = 3;
+// A feed-forward layer has three large weights, and each is read, hashed and packed by one thread.
+constexpr int kReadingThreads = 3;
 constexpr int64_t kRetryDelayMs = 1000;
 
 absl::Status Expired() { return ExpiredWhileWaiting("the deadline passed before the layer was prepared"); }
@@ -23,7 +21,7 @@ absl::Status Expired() { return ExpiredWhileWaiting("the deadline passed before 
 }  // namespace
 
 PreparedLayers::PreparedLayers(const PreparedLayersOptions& options)
-    : options_(options), arena_(std::min(kHashingThreads, AvailableCpus())), memory_(options.memory_bytes) {
+    : options_(options), arena_(std::min(kReadingThreads, AvailableCpus())), memory_(options.memory_bytes) {
   for (int i = 0; i < std::max(1, options.threads); ++i) {
     try {
       threads_.emplace_back([this] { Work(); });
@@ -195,7 +193,7 @@ void PreparedLayers::Run(const std::shared_ptr<Preparation>& preparation) {
   std::vector<Waiter> waiters;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (begun) loading_bytes_ -= info.extent.weight_bytes;
+    if (begun) loading_bytes_ -= PreparedBytes(info);
     if (!for_all && WantedUntil(*preparation) > absl::Now()) {
       preparation->begun = false;
       asked_.push_back(preparation);
@@ -224,7 +222,7 @@ void PreparedLayers::Run(const std::shared_ptr<Preparation>& preparation) {
   const absl::StatusCode code = status.code();
   const bool is_news = begun ? code != absl::StatusCode::kNotFound : code == absl::StatusCode::kResourceExhausted;
   if (is_news && options_.on_event) {
-    options_.on_event({info.name, status, preparation->ahead, info.extent.weight_bytes, absl::Now() - start});
+    options_.on_event({info.name, status, preparation->ahead, PreparedBytes(info), absl::Now() - start});
   }
 }
 
@@ -248,7 +246,7 @@ void PreparedLayers::Answer(std::vector<Waiter> waiters, Prepared prepared) {
 // Claims the memory of a layer, and makes room for it. `for_all` becomes false where the refusal does not hold for a call
 // that joins meanwhile.
 absl::StatusOr<LayerMemory::Claim> PreparedLayers::TakeMemory(const Preparation& preparation, bool& for_all) {
-  const int64_t bytes = preparation.record->info().extent.weight_bytes;
+  const int64_t bytes = PreparedBytes(preparation.record->info());
   const absl::Time give_up = absl::Now() + options_.memory_wait;
   for (;;) {
     Dropped dropped;
@@ -297,7 +295,7 @@ absl::StatusOr<PreparedLayers::Slot*> PreparedLayers::Victim(int64_t bytes) {
   Slot* oldest = nullptr;
   for (auto place = by_use_.rbegin(); place != by_use_.rend(); ++place) {
     Slot& slot = **place;
-    const int64_t slot_bytes = slot.prepared->extent.weight_bytes;
+    const int64_t slot_bytes = slot.prepared->memory_bytes;
     kept += slot_bytes;
     if (slot.pinned) {
       pinned += slot_bytes;
@@ -320,53 +318,17 @@ absl::StatusOr<PreparedLayers::Slot*> PreparedLayers::Victim(int64_t bytes) {
 }
 
 PreparedLayers::Prepared PreparedLayers::Read(const Preparation& preparation, LayerMemory::Claim claim) const {
-  // What all tensors of the layer keep alive. The weights are freed before the claim on their memory is given back.
-  struct Owned {
-    LayerMemory::Claim claim;
-    Layer layer;
-  };
-  try {
-    auto layer = preparation.record->Read();
-    if (!layer.ok()) return layer.status();
-    const std::shared_ptr<Owned> owned(new Owned{std::move(claim), *std::move(layer)});
-    auto prepared = std::make_shared<PreparedLayer>();
-    prepared->name = preparation.record->info().name;
-    prepared->extent = preparation.record->info().extent;
-    // Uploads are read by the hashes of their records.
-    const std::string& recorded = preparation.record->info().content_hash;
-    prepared->content_hash = recorded.empty() ? HashOf(owned->layer) : recorded;
-    if (!preparation.content_hash.empty() && prepared->content_hash != preparation.content_hash) {
-      ErrorDetails details;
-      details.reason = "LAYER_DAMAGED";
-      details.field = "layer";
-      return WithDetails(absl::StatusCode::kFailedPrecondition,
-                         absl::StrCat("layer: its weights are not what they were: expected the content hash ",
-                                      preparation.content_hash, ", got ", prepared->content_hash),
-                         details);
-    }
-    prepared->layer = owned->layer;
-    for (const auto& [role, tensor] : WeightsOf(owned->layer)) {
-      auto adopted = Tensor::Adopt(tensor.dtype(), tensor.shape(), owned, tensor.bytes());
-      if (!adopted.ok()) return adopted.status();
-      if (auto status = SetWeight(prepared->layer, role, *std::move(adopted)); !status.ok()) return status;
-    }
-    return std::shared_ptr<const PreparedLayer>(std::move(prepared));
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  } catch (const std::exception& error) {
-    return InternalError(error.what());
-  }
-}
-
-std::string PreparedLayers::HashOf(const Layer& layer) const {
-  const auto weights = WeightsOf(layer);
-  std::vector<std::string> hashes(weights.size());
-  arena_.For(static_cast<int64_t>(weights.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) hashes[i] = Sha256Of(weights[i].second.bytes());
-  });
-  std::map<std::string, std::string, std::less<>> by_role;
-  for (size_t i = 0; i < weights.size(); ++i) by_role.emplace(weights[i].first, std::move(hashes[i]));
-  return ContentHash(layer, by_role);
+  auto prepared = PrepareLayer(*preparation.record, arena_, std::move(claim));
+  if (!prepared.ok() || preparation.content_hash.empty()) return prepared;
+  const std::string& hash = (*prepared)->content_hash;
+  if (hash == preparation.content_hash) return prepared;
+  ErrorDetails details;
+  details.reason = "LAYER_DAMAGED";
+  details.field = "layer";
+  return WithDetails(absl::StatusCode::kFailedPrecondition,
+                     absl::StrCat("layer: its weights are not what they were: expected the content hash ",
+                                  preparation.content_hash, ", got ", hash),
+                     details);
 }
 
 }  // namespace layerd

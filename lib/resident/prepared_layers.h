@@ -1,7 +1,7 @@
 // Layers in memory: what reads and hashes them when they are asked for, and keeps as many as there is memory for.
 //
 // It goes by records. Of one name it keeps one version: asked for another record of that name, it drops the older one. A
-// layer that a call still uses stays in memory, and counts, until the last copy of its tensors is gone.
+// layer that a call still uses stays in memory, and counts, until the last copy of its weights is gone.
 //
 // Preparations go in order. One that waits for memory holds up those behind it on its thread, for a few seconds at most,
 // so that a large layer is not passed over again and again for small ones.
@@ -36,7 +36,7 @@ struct PreparationEvent {
   std::string name;
   absl::Status status;
   bool ahead = false;  // begun before any call asked for the layer
-  int64_t bytes = 0;
+  int64_t bytes = 0;   // that the layer takes when it is prepared
   absl::Duration took;
 };
 
@@ -125,7 +125,6 @@ class PreparedLayers {
   absl::StatusOr<LayerMemory::Claim> TakeMemory(const Preparation& preparation, bool& for_all);
   static void Answer(std::vector<Waiter> waiters, Prepared prepared);
   Prepared Read(const Preparation& preparation, LayerMemory::Claim claim) const;
-  std::string HashOf(const Layer& layer) const;
 
   // These with mutex_ held.
   Slot& SlotOf(const std::shared_ptr<const LayerRecord>& record, Dropped& dropped);
@@ -135,7 +134,7 @@ class PreparedLayers {
   absl::StatusOr<Slot*> Victim(int64_t bytes);
 
   const PreparedLayersOptions options_;
-  const Arena arena_;  // hashes
+  const Arena arena_;  // reads
   LayerMemory memory_;
 
   mutable std::mutex mutex_;

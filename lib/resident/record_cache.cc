@@ -1,14 +1,14 @@
 #include "lib/resident/record_cache.h"
 
-#include <new>
+#include <utility>
 
 #include "lib/base/errors.h"
 
 namespace layerd {
 
-absl::StatusOr<Layer> StoredRecord::Read() const {
+absl::StatusOr<std::unique_ptr<LayerReader>> StoredRecord::Open() const {
   if (!info().status.ok()) return info().status;
-  const auto file = files_->OpenWeights(info().weights_sha256);
+  auto file = files_->OpenWeights(info().weights_sha256);
   if (!file.ok()) return file.status();
   if (!file->is_open()) {
     // Weights are there before the record that names them, and until after it.
@@ -17,11 +17,7 @@ absl::StatusOr<Layer> StoredRecord::Read() const {
     if (*now != stamp_) return LayerNotFound("name", info().name);
     return LayerDamaged(info().name, "the file of its weights is gone");
   }
-  try {
-    return ReadWeights(layer_, file->get());
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  }
+  return StoreReader::Open(layer_, *std::move(file));
 }
 
 absl::StatusOr<RecordCache::Record> RecordCache::Get(const LayerName& name) {

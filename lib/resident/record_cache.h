@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "lib/layers/layer.h"
 #include "lib/resident/store_files.h"
 #include "lib/resident/store_record.h"
 #include "lib/weights/layer_name.h"
@@ -26,7 +25,7 @@ class StoredRecord : public LayerRecord {
 
   const LayerInfo& info() const override { return layer_.info; }
   const RecordStamp& stamp() const { return stamp_; }
-  absl::StatusOr<Layer> Read() const override;
+  absl::StatusOr<std::unique_ptr<LayerReader>> Open() const override;
 
  private:
   const std::shared_ptr<const StoreFiles> files_;

@@ -13,12 +13,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "lib/base/errors.h"
 #include "lib/base/tensor.h"
-#include "lib/resident/store_files.h"
 #include "lib/weights/file_io.h"
-#include "lib/weights/layer_hash.h"
+#include "lib/weights/quantization_json.h"
 #include "lib/weights/safetensors.h"
 #include "lib/weights/spec_json.h"
 #include "nlohmann/json.hpp"
@@ -29,6 +27,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kVersion = 1;
+// Has int8 weights, and a quantization perhaps. What the first version can tell is written as such: other servers that use
+// the store may be older.
+constexpr int kInt8Version = 2;
 // Hashed while a cache of the CPU still has it.
 constexpr size_t kReadBytes = size_t{1} << 18;
 // Absl's own format for RFC 3339 leaves out zeros at the end.
@@ -49,6 +50,13 @@ class Members {
     if (found != object_.end()) return &*found;
     Fail(key, "expected a value, got nothing");
     return nullptr;
+  }
+
+  // Null where there is none.
+  const Json* Find(const char* key) {
+    if (!status_.ok() || !object_.contains(key)) return nullptr;
+    ++known_;
+    return &object_.at(key);
   }
 
   std::string Text(const char* key) {
@@ -91,6 +99,12 @@ class Members {
   absl::Status status_;
 };
 
+bool HasInt8(const Layer& layer) {
+  const auto weights = WeightsOf(layer);
+  return std::any_of(weights.begin(), weights.end(),
+                     [](const auto& weight) { return weight.second.dtype() == DType::kInt8; });
+}
+
 absl::StatusOr<StoredTensor> TensorFromJson(const Json& object, int64_t size_bytes) {
   Members members(object, "weights");
   StoredTensor tensor;
@@ -99,7 +113,7 @@ absl::StatusOr<StoredTensor> TensorFromJson(const Json& object, int64_t size_byt
   if (dtype) {
     tensor.dtype = *dtype;
   } else {
-    members.Fail("dtype", "expected F32, F16 or BF16");
+    members.Fail("dtype", "expected F32, F16, BF16 or I8");
   }
   const Json* shape = members.Get("shape");
   if (shape == nullptr || !shape->is_array()) {
@@ -128,8 +142,10 @@ absl::StatusOr<StoredLayer> LayerFromText(const LayerName& name, std::string_vie
   LayerInfo& info = layer.info;
   Members members(*record, "");
   // First, since another version may have other keys.
-  if (members.Number("version", std::numeric_limits<int64_t>::max()) != kVersion) {
-    members.Fail("version", absl::StrCat("expected ", kVersion, "; a newer server may have written this"));
+  const int64_t version = members.Number("version", std::numeric_limits<int64_t>::max());
+  if (version != kVersion && version != kInt8Version) {
+    members.Fail("version",
+                 absl::StrCat("expected ", kVersion, " or ", kInt8Version, "; a newer server may have written this"));
   }
   info.name = members.Text("name");
   if (info.name != name.Full()) members.Fail("name", "expected the name of the file");
@@ -143,10 +159,18 @@ absl::StatusOr<StoredLayer> LayerFromText(const LayerName& name, std::string_vie
   }
   const Json* weights = members.Get("weights");
   if (weights == nullptr || !weights->is_array()) members.Fail("weights", "expected a list");
+  const Json* quantization = version == kInt8Version ? members.Find("quantization") : nullptr;
   if (auto status = members.Finish(/*others=*/1); !status.ok()) return status;
   auto outline = SpecFromJson(*record);
   if (!outline.ok()) return outline.status();
   info.outline = *std::move(outline);
+  if (quantization != nullptr) {
+    auto* const layer_of_matrices = std::get_if<FeedForwardLayer>(&info.outline);
+    if (layer_of_matrices == nullptr) return Wrong("quantization", "expected nothing, since the layer is a norm");
+    auto told = QuantizationFromJson(*quantization);
+    if (!told.ok()) return told.status();
+    layer_of_matrices->quantization = *std::move(told);
+  }
   for (const Json& one : *weights) {
     auto tensor = TensorFromJson(one, layer.size_bytes);
     if (!tensor.ok()) return tensor.status();
@@ -204,7 +228,11 @@ std::string RecordText(const StoredLayer& layer) {
                        {"sha256", tensor.sha256}});
   }
   Json record = SpecToJson(info.outline);
-  record["version"] = kVersion;
+  record["version"] = HasInt8(info.outline) ? kInt8Version : kVersion;
+  const auto* feed_forward = std::get_if<FeedForwardLayer>(&info.outline);
+  if (feed_forward != nullptr && feed_forward->quantization) {
+    record["quantization"] = QuantizationToJson(*feed_forward->quantization);
+  }
   record["name"] = info.name;
   record["weights"] = std::move(weights);
   record["sha256"] = info.weights_sha256;
@@ -225,35 +253,38 @@ StoredLayer ParseRecord(const LayerName& name, std::string_view text) {
   return damaged;
 }
 
-absl::StatusOr<Layer> ReadWeights(const StoredLayer& stored, int descriptor) {
-  const std::string& name = stored.info.name;
+absl::StatusOr<std::unique_ptr<StoreReader>> StoreReader::Open(const StoredLayer& layer, Descriptor file) {
   struct stat status;
-  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size != stored.size_bytes) {
-    return LayerDamaged(name, absl::StrCat("expected a file of ", stored.size_bytes, " bytes for its weights"));
+  if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size != layer.size_bytes) {
+    return LayerDamaged(layer.info.name,
+                        absl::StrCat("expected a file of ", layer.size_bytes, " bytes for its weights"));
   }
-  Layer layer = stored.info.outline;
-  for (const StoredTensor& one : stored.tensors) {
-    Tensor tensor = Tensor::Allocate(one.dtype, one.shape);
-    Sha256 hash;
-    for (size_t done = 0; done < tensor.num_bytes();) {
-      std::byte* to = tensor.mutable_data() + done;
-      const size_t count = std::min(tensor.num_bytes() - done, kReadBytes);
-      const ssize_t got = pread(descriptor, to, count, one.begin + static_cast<off_t>(done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) {
-        return LayerDamaged(
-            name, absl::StrCat("the tensor ", one.role, " cannot be read: ",
-                               got == 0 ? "the file has become shorter" : std::generic_category().message(errno)));
-      }
-      hash.Update(absl::MakeConstSpan(to, static_cast<size_t>(got)));
-      done += static_cast<size_t>(got);
+  return std::unique_ptr<StoreReader>(new StoreReader(layer, std::move(file)));
+}
+
+StoreReader::StoreReader(const StoredLayer& layer, Descriptor file) : name_(layer.info.name), file_(std::move(file)) {
+  for (const StoredTensor& tensor : layer.tensors) places_.emplace(tensor.role, Place{tensor, tensor.begin, Sha256()});
+}
+
+absl::Status StoreReader::Next(std::string_view role, absl::Span<std::byte> out) {
+  Place& place = places_.find(role)->second;
+  while (!out.empty()) {
+    const ssize_t got = pread(file_.get(), out.data(), std::min(out.size(), kReadBytes), place.at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      return LayerDamaged(
+          name_, absl::StrCat("the tensor ", place.tensor.role, " cannot be read: ",
+                              got == 0 ? "the file has become shorter" : std::generic_category().message(errno)));
     }
-    if (hash.Finish() != one.sha256) {
-      return LayerDamaged(name, absl::StrCat("the tensor ", one.role, " is not what it was: its SHA-256 differs"));
-    }
-    if (auto set = SetWeight(layer, one.role, std::move(tensor)); !set.ok()) return set;
+    place.hash.Update(out.subspan(0, static_cast<size_t>(got)));
+    out.remove_prefix(static_cast<size_t>(got));
+    place.at += got;
   }
-  return layer;
+  if (place.at == place.tensor.end && place.hash.Finish() != place.tensor.sha256) {
+    return LayerDamaged(name_,
+                        absl::StrCat("the tensor ", place.tensor.role, " is not what it was: its SHA-256 differs"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace layerd

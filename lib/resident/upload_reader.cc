@@ -24,6 +24,7 @@ absl::Status InTermsOfHeader(const Layer& layer, const absl::Status& status) {
   const bool norm = std::holds_alternative<NormalizeLayer>(layer);
   const std::string header = norm ? "header.normalize." : "header.feed_forward.";
   ErrorDetails details = DetailsOf(status);
+  if (details.field.rfind("quantization", 0) == 0) return Under("header", status);
   details.field = absl::StrReplaceAll(details.field, {{kSpec, header}});
   return WithDetails(status.code(), absl::StrReplaceAll(status.message(), {{kSpec, header}}), details);
 }
@@ -41,8 +42,8 @@ absl::Status InTermsOfChunks(const absl::Status& status) {
 Layer OptionsOf(const Layer& layer) {
   return std::visit(
       [](const auto& one) {
-        std::decay_t<decltype(one)> options;
-        options.spec = one.spec;
+        std::decay_t<decltype(one)> options = one;
+        options.weights = {};
         return Layer(std::move(options));
       },
       layer);
@@ -111,7 +112,7 @@ absl::Status UploadReader::CheckHeader() {
     const auto dtype = DTypeOfSafetensorsName(entry.dtype);
     if (!dtype) {
       return InvalidField(absl::StrCat("weights.", Shortened(role), ".dtype"), "DTYPE",
-                          absl::StrCat("expected F32, F16 or BF16, got ", entry.dtype));
+                          absl::StrCat("expected F32, F16, BF16 or I8, got ", entry.dtype));
     }
     layer_.tensors.push_back({.role = role,
                               .dtype = *dtype,

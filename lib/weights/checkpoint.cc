@@ -2,7 +2,10 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <functional>
 #include <map>
+#include <memory>
 #include <new>
 #include <set>
 #include <utility>
@@ -24,62 +27,79 @@
 namespace layerd {
 namespace {
 
-// A layer of a checkpoint. Shares the open files with the others.
-class CheckpointLayer : public LayerRecord {
+using TensorsByRole = std::map<std::string, TensorPlace, std::less<>>;
+
+class CheckpointReader : public LayerReader {
  public:
-  CheckpointLayer(LayerInfo info, std::map<std::string, StoredTensor> tensors)
-      : info_(std::move(info)), tensors_(std::move(tensors)) {}
+  explicit CheckpointReader(const TensorsByRole& tensors) {
+    for (const auto& [role, tensor] : tensors) places_.emplace(role, Place{&tensor});
+  }
 
-  const LayerInfo& info() const override { return info_; }
+  absl::Status Next(std::string_view role, absl::Span<std::byte> out) override {
+    Place& place = places_.find(role)->second;
+    const auto status = place.tensor->file->contents->ReadAt(*place.tensor->entry, place.read_bytes, out);
+    place.read_bytes += out.size();
+    return status.ok() ? status : Damaged(*place.tensor, absl::StripPrefix(status.message(), "file: "));
+  }
 
-  absl::StatusOr<Layer> Read() const override {
-    if (!info_.status.ok()) return info_.status;
-    try {
-      return ReadTensors();
-    } catch (const std::bad_alloc&) {
-      return OutOfMemory();
+  // What was written while it was read would be a mixture of two versions.
+  absl::Status Finish() override {
+    for (const auto& [role, place] : places_) {
+      if (!place.tensor->file->contents->IsUnchanged()) {
+        return Damaged(*place.tensor, "the file changed after the checkpoint was opened");
+      }
     }
+    return absl::OkStatus();
   }
 
  private:
-  absl::StatusOr<Layer> ReadTensors() const {
-    Layer layer = info_.outline;
-    for (const auto& [role, tensor] : tensors_) {
-      auto weight = tensor.file->contents->Read(info_.tensors.at(role));
-      if (!weight.ok()) return Damaged(tensor, absl::StripPrefix(weight.status().message(), "file: "));
-      if (auto status = SetWeight(layer, role, *std::move(weight)); !status.ok()) return status;
-    }
-    // What was written while it was read would be a mixture of two versions.
-    for (const auto& [role, tensor] : tensors_) {
-      if (!tensor.file->contents->IsUnchanged()) {
-        return Damaged(tensor, "the file changed after the checkpoint was opened");
-      }
-    }
-    return layer;
-  }
+  struct Place {
+    const TensorPlace* tensor;
+    uint64_t read_bytes = 0;
+  };
 
-  static absl::Status Damaged(const StoredTensor& tensor, absl::string_view text) {
+  static absl::Status Damaged(const TensorPlace& tensor, absl::string_view text) {
     return UnusableLayer("LAYER_DAMAGED", absl::StrCat(Quoted(tensor.file->name), ": ", text));
   }
 
+  std::map<std::string_view, Place> places_;  // by role
+};
+
+// A layer of a checkpoint. Shares the open files with the others.
+class CheckpointLayer : public LayerRecord {
+ public:
+  CheckpointLayer(LayerInfo info, TensorsByRole tensors) : info_(std::move(info)), tensors_(std::move(tensors)) {}
+
+  const LayerInfo& info() const override { return info_; }
+
+  absl::StatusOr<std::unique_ptr<LayerReader>> Open() const override {
+    if (!info_.status.ok()) return info_.status;
+    return std::make_unique<CheckpointReader>(tensors_);
+  }
+
+ private:
   const LayerInfo info_;
-  const std::map<std::string, StoredTensor> tensors_;  // by role; where info().status is OK
+  const TensorsByRole tensors_;  // where info().status is OK
 };
 
 // What CheckLayer() says of a layer, with the tensor that its field path means.
 absl::Status WithTensor(const absl::Status& status, const std::map<std::string, std::string>& tensors) {
   const std::string field = DetailsOf(status).field;
-  const absl::string_view role = absl::StripPrefix(field, "weights.");
-  const auto tensor = tensors.find(std::string(role.substr(0, role.find('.'))));
+  std::string role(absl::StripPrefix(field, "weights."));
+  role.resize(std::min(role.find('.'), role.size()));
+  // A dtype that has no place here, or an int8 matrix without scales, is no damage.
+  const bool no_scales = IsScale(role) && tensors.count(role) == 0;
+  const char* const reason = DetailsOf(status).reason == "DTYPE_MISMATCH" ? "LAYER_DTYPE"
+                             : no_scales                                  ? "LAYER_INCOMPLETE"
+                                                                          : "LAYER_DAMAGED";
+  const auto tensor = tensors.find(no_scales ? std::string(absl::StripSuffix(role, "_scale")) : role);
   return UnusableLayer(
-      "LAYER_DAMAGED",
-      absl::StrCat(tensor == tensors.end() ? "" : absl::StrCat("tensor ", Quoted(tensor->second), ": "),
-                   status.message()));
+      reason, absl::StrCat(tensor == tensors.end() ? "" : absl::StrCat("tensor ", Quoted(tensor->second), ": "),
+                           status.message()));
 }
 
 // Looks up the draft's tensors and puts their outlines into info.outline; why that cannot be done.
-absl::Status MakeOutline(const LayerDraft& draft, const TensorMap& tensors, LayerInfo& info,
-                         std::map<std::string, StoredTensor>& stored) {
+absl::Status MakeOutline(const LayerDraft& draft, const TensorMap& tensors, LayerInfo& info, TensorsByRole& stored) {
   info.outline = draft.layer;
   for (const auto& [role, name] : draft.tensors) {
     const auto found = tensors.find(name);
@@ -107,7 +127,7 @@ absl::StatusOr<std::shared_ptr<const LayerRecord>> MakeRecord(const std::string&
   LayerInfo info;
   info.name = LayerName{model, name}.Full();
   info.status = draft.status;
-  std::map<std::string, StoredTensor> stored;
+  TensorsByRole stored;
   if (info.status.ok()) info.status = MakeOutline(draft, tensors, info, stored);
   if (info.status.code() == absl::StatusCode::kInvalidArgument) {
     return WrongDescription(absl::StrCat(draft.entry, ": ", info.status.message()));
@@ -200,7 +220,9 @@ namespace {
 // "F32" or "BF16, F32".
 std::string DTypesOf(const Layer& layer) {
   std::set<std::string> names;
-  for (const auto& [role, tensor] : WeightsOf(layer)) names.insert(SafetensorsName(tensor.dtype()));
+  for (const auto& [role, tensor] : WeightsOf(layer)) {
+    if (!IsScale(role)) names.insert(SafetensorsName(tensor.dtype()));
+  }
   std::string text;
   for (const std::string& name : names) absl::StrAppend(&text, text.empty() ? "" : ", ", name);
   return text;

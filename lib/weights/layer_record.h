@@ -2,6 +2,7 @@
 #ifndef LAYERD_LIB_WEIGHTS_LAYER_RECORD_H_
 #define LAYERD_LIB_WEIGHTS_LAYER_RECORD_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,9 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "lib/base/parallel.h"
 #include "lib/layers/layer.h"
 
 namespace layerd {
@@ -39,6 +43,21 @@ struct LayerInfo {
   absl::Status status;
 };
 
+// The weights of one version of a layer, open to be read, each from its beginning to its end. Errors are those of
+// LayerRecord::Read(). Threads: Next() for different weights from several at once; otherwise one at a time.
+class LayerReader {
+ public:
+  virtual ~LayerReader() = default;
+
+  // Fills `out` with the next bytes of the weight `role`, which the record's outline has and which has so many left:
+  // dense, row-major and little-endian.
+  virtual absl::Status Next(std::string_view role, absl::Span<std::byte> out) = 0;
+
+  // After the last byte of every weight: OK where all that was read is this version, undamaged. Before that, nothing that
+  // was read may be relied on.
+  virtual absl::Status Finish() = 0;
+};
+
 // One version of a layer. Threads: any.
 class LayerRecord {
  public:
@@ -46,12 +65,36 @@ class LayerRecord {
 
   virtual const LayerInfo& info() const = 0;
 
-  // Reads the weights, as `info` describes them. info().status where that is not OK; FAILED_PRECONDITION, reason
-  // LAYER_DAMAGED, where the files are not what they were, or cannot be read any more; RESOURCE_EXHAUSTED where memory
-  // for them cannot be had. Never a mixture of two versions. NOT_FOUND where this version was deleted or replaced before
-  // its weights were opened: ask Find() again, which knows what is there now.
-  virtual absl::StatusOr<Layer> Read() const = 0;
+  // Opens the weights, by a reader that does not outlive the record. NOT_FOUND where this version was deleted or replaced:
+  // ask Find() again, which knows what is there now. Other errors as below. Throws std::bad_alloc.
+  virtual absl::StatusOr<std::unique_ptr<LayerReader>> Open() const = 0;
+
+  // Reads all weights into memory, as `info` describes them; never a mixture of two versions. info().status where that is
+  // not OK; FAILED_PRECONDITION, reason LAYER_DAMAGED, where the files are not what they were, or cannot be read any more;
+  // NOT_FOUND as above; RESOURCE_EXHAUSTED where memory cannot be had.
+  absl::StatusOr<Layer> Read() const;
 };
+
+// Some rows of a weight (elements of a vector), as they lie in its file.
+struct WeightPiece {
+  std::string_view role;
+  int64_t first_row;
+  int64_t rows;
+  absl::Span<const std::byte> bytes;
+};
+
+// The size that a piece has about. Where 64 rows are not more than a few times that, pieces begin at multiples of 64; a
+// row that is longer than that is a piece of its own.
+inline constexpr int64_t kPieceBytes = int64_t{1} << 20;
+
+// Rows of each piece of a weight, the last of which may have fewer.
+int64_t RowsOfPiece(const Tensor& outline);
+
+// Reads all weights by pieces, never into more memory than a piece for each thread that reads. `take` gets the pieces of
+// one weight one after the other, in order, and those of several weights at once, from threads of the arena; it must not
+// throw. What it got is good only where the answer is OK. Errors are those of LayerRecord::Read().
+absl::Status ReadPieces(const LayerRecord& record, const Arena& arena,
+                        absl::FunctionRef<void(const WeightPiece& piece)> take);
 
 // Threads: any.
 class LayerCatalog {

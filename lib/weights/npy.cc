@@ -150,11 +150,13 @@ class HeaderParser {
 absl::StatusOr<DType> ParseDescr(const std::string& descr, std::string_view source) {
   if (descr == "<f4") return DType::kFloat32;
   if (descr == "<f2") return DType::kFloat16;
+  if (descr == "|i1") return DType::kInt8;
   std::string advice = "convert it with array.astype('<f4')";
   if (descr == "<f8" || descr == ">f8") advice = "float64 is not read: convert it with array.astype('<f4')";
   if (descr == ">f4" || descr == ">f2") advice = "big-endian is not read: convert it with array.astype('<f4')";
   if (descr == "<V2" || descr == "|V2") advice = "bfloat16 has no .npy dtype: use .safetensors";
-  return Damaged(source, "DTYPE", absl::StrCat("expected the dtype '<f4' or '<f2', got ", Quoted(descr), "; ", advice));
+  return Damaged(source, "DTYPE",
+                 absl::StrCat("expected the dtype '<f4', '<f2' or '|i1', got ", Quoted(descr), "; ", advice));
 }
 
 // `from` holds the elements of `to` in Fortran order: the first index runs fastest.
@@ -249,9 +251,9 @@ absl::Status WriteNpy(const std::string& path, const Tensor& tensor) {
     return Damaged(Quoted(BaseName(path)), "DTYPE",
                    "bfloat16 has no .npy dtype: write a .safetensors file, or float32");
   }
-  std::string dict = absl::StrCat("{'descr': '", tensor.dtype() == DType::kFloat32 ? "<f4" : "<f2",
-                                  "', 'fortran_order': False, 'shape': (", absl::StrJoin(tensor.shape(), ", "),
-                                  tensor.rank() == 1 ? ",), }" : "), }");
+  const char* descr = tensor.dtype() == DType::kFloat32 ? "<f4" : tensor.dtype() == DType::kInt8 ? "|i1" : "<f2";
+  std::string dict = absl::StrCat("{'descr': '", descr, "', 'fortran_order': False, 'shape': (",
+                                  absl::StrJoin(tensor.shape(), ", "), tensor.rank() == 1 ? ",), }" : "), }");
   // NumPy ends the header with a newline and lets the data begin at a multiple of 64.
   const size_t before = kVersionEnd + 2;
   const size_t data_start = (before + dict.size() + 1 + 63) / 64 * 64;

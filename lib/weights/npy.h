@@ -1,4 +1,5 @@
-// NumPy's .npy files (versions 1.0 to 3.0), one array each: float32 ("<f4") and float16 ("<f2").
+// NumPy's .npy files (versions 1.0 to 3.0), one array each: float32 ("<f4"), float16 ("<f2") and
+// int8 ("|i1").
 //
 // The header is parsed as the strict subset of Python literals that NumPy writes, bounded in length; the file must be
 // exactly as long as dtype and shape say. Arrays in Fortran order are brought into C order. Other dtypes are refused,

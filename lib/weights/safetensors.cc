@@ -81,6 +81,10 @@ absl::StatusOr<const SafetensorsEntry*> SafetensorsFile::Require(std::string_vie
   return entry;
 }
 
+absl::Status SafetensorsFile::ReadAt(const SafetensorsEntry& entry, uint64_t offset, absl::Span<std::byte> out) const {
+  return file_->ReadAt(data_start_ + entry.begin + offset, out);
+}
+
 absl::StatusOr<Tensor> SafetensorsFile::Read(std::string_view name) const {
   const auto entry = Require(name);
   if (!entry.ok()) return entry.status();
@@ -88,11 +92,10 @@ absl::StatusOr<Tensor> SafetensorsFile::Read(std::string_view name) const {
   if (!dtype) {
     return SafetensorsDamaged(
         Quoted(BaseName(path())), "DTYPE",
-        absl::StrCat("tensor ", Quoted(name), ": layers use the dtypes F32, F16 and BF16, got ", (*entry)->dtype));
+        absl::StrCat("tensor ", Quoted(name), ": layers use the dtypes F32, F16, BF16 and I8, got ", (*entry)->dtype));
   }
   Tensor tensor = Tensor::Allocate(*dtype, (*entry)->shape);
-  const absl::Status read =
-      file_->ReadAt(data_start_ + (*entry)->begin, absl::MakeSpan(tensor.mutable_data(), tensor.num_bytes()));
+  const absl::Status read = ReadAt(**entry, 0, absl::MakeSpan(tensor.mutable_data(), tensor.num_bytes()));
   if (!read.ok()) return read;
   return tensor;
 }
@@ -104,15 +107,15 @@ absl::StatusOr<std::vector<double>> SafetensorsFile::ReadDoubles(std::string_vie
   if (!dtype && (*entry)->dtype != "F64") {
     return SafetensorsDamaged(
         Quoted(BaseName(path())), "DTYPE",
-        absl::StrCat("tensor ", Quoted(name), ": expected the dtype F64, F32, F16 or BF16, got ", (*entry)->dtype));
+        absl::StrCat("tensor ", Quoted(name), ": expected the dtype F64, F32, F16, BF16 or I8, got ", (*entry)->dtype));
   }
   const size_t element_bytes = dtype ? SizeOf(*dtype) : sizeof(double);
   std::vector<double> values(((*entry)->end - (*entry)->begin) / element_bytes);
   std::vector<std::byte> chunk(std::min<size_t>(values.size() * element_bytes, size_t{1} << 20));
   for (size_t done = 0; done < values.size();) {
     const size_t count = std::min(values.size() - done, chunk.size() / element_bytes);
-    const absl::Status read = file_->ReadAt(data_start_ + (*entry)->begin + done * element_bytes,
-                                            absl::MakeSpan(chunk.data(), count * element_bytes));
+    const absl::Status read =
+        ReadAt(**entry, done * element_bytes, absl::MakeSpan(chunk.data(), count * element_bytes));
     if (!read.ok()) return read;
     if (dtype) {
       for (size_t i = 0; i < count; ++i) values[done + i] = LoadAsFloat(*dtype, chunk.data(), static_cast<int64_t>(i));

@@ -15,6 +15,7 @@
 #ifndef LAYERD_LIB_WEIGHTS_SAFETENSORS_H_
 #define LAYERD_LIB_WEIGHTS_SAFETENSORS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -47,11 +48,13 @@ class SafetensorsFile {
   // Null where there is none. Valid as long as this object.
   const SafetensorsEntry* Find(std::string_view name) const;
 
-  // A tensor of dtype F32, F16 or BF16, read from the file now. NOT_FOUND, reason TENSOR_NOT_FOUND, where there is none
+  // A tensor of dtype F32, F16, BF16 or I8, read from the file now. NOT_FOUND, reason TENSOR_NOT_FOUND, where there is none
   // of that name; INVALID_ARGUMENT for another dtype or a shape that no Tensor can have.
   absl::StatusOr<Tensor> Read(std::string_view name) const;
-  // The elements of a tensor of dtype F64, F32, F16 or BF16, widened exactly. Errors as Read().
+  // The elements of a tensor of dtype F64, F32, F16, BF16 or I8, widened exactly. Errors as Read().
   absl::StatusOr<std::vector<double>> ReadDoubles(std::string_view name) const;
+  // Fills `out` with bytes of a tensor of this file, from `offset` on, which must lie within it. Errors of the file system.
+  absl::Status ReadAt(const SafetensorsEntry& entry, uint64_t offset, absl::Span<std::byte> out) const;
   // Whether nobody has written to the file since it was opened (InputFile::IsUnchanged).
   bool IsUnchanged() const;
 
@@ -66,7 +69,7 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-// The order in which a file has its tensors here: float32 first, then by name. As the data begins at a multiple of 8
+// The order in which a file has its tensors here: those with the widest elements first, then by name. As the data begins at a multiple of 8
 // bytes, every tensor is aligned.
 std::vector<std::pair<std::string, Tensor>> InFileOrder(const std::map<std::string, Tensor>& tensors);
 

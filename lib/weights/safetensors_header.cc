@@ -260,13 +260,24 @@ absl::Status SafetensorsDamaged(std::string_view source, std::string_view reason
 }
 
 const char* SafetensorsName(DType dtype) {
-  return dtype == DType::kFloat32 ? "F32" : dtype == DType::kFloat16 ? "F16" : "BF16";
+  switch (dtype) {
+    case DType::kFloat32:
+      return "F32";
+    case DType::kFloat16:
+      return "F16";
+    case DType::kBFloat16:
+      return "BF16";
+    case DType::kInt8:
+      return "I8";
+  }
+  return "unknown";
 }
 
 std::optional<DType> DTypeOfSafetensorsName(std::string_view name) {
   if (name == "F32") return DType::kFloat32;
   if (name == "F16") return DType::kFloat16;
   if (name == "BF16") return DType::kBFloat16;
+  if (name == "I8") return DType::kInt8;
   return std::nullopt;
 }
 

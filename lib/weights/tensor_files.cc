@@ -39,7 +39,7 @@ absl::Status AddAll(const std::shared_ptr<const TensorFile>& file, size_t max_te
   const size_t count = tensors.size() + file->contents->tensors().size();
   if (auto status = CheckCount(count, max_tensors); !status.ok()) return status;
   for (const auto& [name, entry] : file->contents->tensors()) {
-    const auto [place, is_new] = tensors.emplace(name, StoredTensor{file, &entry});
+    const auto [place, is_new] = tensors.emplace(name, TensorPlace{file, &entry});
     if (is_new) continue;
     return InvalidField("file", "CHECKPOINT_AMBIGUOUS",
                         absl::StrCat("tensor ", Quoted(name), " stands in ", Quoted(place->second.file->name),
@@ -60,13 +60,12 @@ absl::StatusOr<TensorMap> OpenIndexed(const CheckpointFolder& folder, const std:
   TensorMap tensors;
   for (const auto& [name, place] : index->tensors) {
     const std::shared_ptr<const TensorFile>& file = files[place];
-    tensors.emplace_hint(tensors.end(), name,
-                         StoredTensor{file, file->contents ? file->contents->Find(name) : nullptr});
+    tensors.emplace_hint(tensors.end(), name, TensorPlace{file, file->contents ? file->contents->Find(name) : nullptr});
   }
   return tensors;
 }
 
-absl::Status Unusable(std::string_view reason, std::string_view name, const StoredTensor& tensor,
+absl::Status Unusable(std::string_view reason, std::string_view name, const TensorPlace& tensor,
                       const std::string& text) {
   ErrorDetails details;
   details.reason = std::string(reason);
@@ -76,7 +75,7 @@ absl::Status Unusable(std::string_view reason, std::string_view name, const Stor
 
 }  // namespace
 
-absl::Status CheckUsable(std::string_view name, const StoredTensor& tensor) {
+absl::Status CheckUsable(std::string_view name, const TensorPlace& tensor) {
   if (!tensor.file->status.ok()) {
     const absl::string_view text = tensor.file->status.message();
     return Unusable("LAYER_DAMAGED", name, tensor, std::string(absl::StripPrefix(text, "file: ")));
@@ -86,7 +85,7 @@ absl::Status CheckUsable(std::string_view name, const StoredTensor& tensor) {
   }
   if (!DTypeOfSafetensorsName(tensor.entry->dtype)) {
     return Unusable("LAYER_DTYPE", name, tensor,
-                    absl::StrCat("layers use the dtypes F32, F16 and BF16, got ", tensor.entry->dtype));
+                    absl::StrCat("layers use the dtypes F32, F16, BF16 and I8, got ", tensor.entry->dtype));
   }
   if (const auto elements = NumElements(tensor.entry->shape); !elements.ok()) {
     return Unusable("LAYER_DAMAGED", name, tensor, absl::StrCat("shape: ", std::string(elements.status().message())));

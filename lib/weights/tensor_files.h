@@ -25,7 +25,7 @@ struct TensorFile {
   std::optional<SafetensorsFile> contents;  // where `status` is OK
 };
 
-struct StoredTensor {
+struct TensorPlace {
   std::shared_ptr<const TensorFile> file;
   // In file->contents; null where the file cannot be used, or lacks the tensor that the index names.
   const SafetensorsEntry* entry = nullptr;
@@ -33,12 +33,12 @@ struct StoredTensor {
 
 // Whether a layer can use `tensor`. FAILED_PRECONDITION, reason LAYER_DAMAGED or, for a dtype that no layer has,
 // LAYER_DTYPE; the text names tensor and file.
-absl::Status CheckUsable(std::string_view name, const StoredTensor& tensor);
+absl::Status CheckUsable(std::string_view name, const TensorPlace& tensor);
 
 // More tensors of one checkpoint are refused; the largest models have some hundred thousand.
 inline constexpr size_t kMaxTensors = size_t{1} << 19;
 
-using TensorMap = std::map<std::string, StoredTensor, std::less<>>;
+using TensorMap = std::map<std::string, TensorPlace, std::less<>>;
 
 // The tensors of a folder: those of model.safetensors; where there is none, those that the index names, in the files that
 // it names; where there is no index, those of all safetensors files together. The index's file names are input from

@@ -10,6 +10,8 @@
 #include "lib/layers/seeded.h"
 #include "lib/weights/layer_hash.h"
 #include "lib/weights/safetensors.h"
+#include "lib/weights/spec_json.h"
+#include "tests/lib/layers/int8_testing.h"
 
 namespace layerd {
 namespace {
@@ -50,6 +52,33 @@ TEST(LayerFileTest, WhatIsWrittenIsReadBackToTheBit) {
     EXPECT_EQ(ContentHash(*back), ContentHash(layer)) << "options and weights";
     unlink(path.c_str());
   }
+}
+
+TEST(LayerFileTest, AnInt8LayerKeepsItsError) {
+  FeedForwardLayer layer;
+  layer.weights = SeededInt8Weights(3, layer.spec, 40, 10, /*biases=*/true);
+  const std::string path = TemporaryFile("int8.safetensors");
+  for (const bool told : {false, true}) {
+    if (told) {
+      layer.quantization = {.source_hash = std::string(64, 'a'),
+                            .matrices = {{"gate", 0.1, 0.2}, {"up", 0.3, 0.4}, {"down", 1e-300, 0}},
+                            .output_relative_rms_error = 0.0071,
+                            .rows = 16,
+                            .seed = 1};
+    }
+    ASSERT_TRUE(WriteLayerFile(path, layer).ok());
+    const auto back = ReadLayer(path, "", {});
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(ContentHash(*back), ContentHash(layer));
+    EXPECT_TRUE(std::get<FeedForwardLayer>(*back).quantization == layer.quantization);
+  }
+  for (const std::string text : {"", "{", "{}", R"({"source_hash": 1})"}) {
+    std::map<std::string, Tensor> tensors;
+    for (const auto& [role, tensor] : WeightsOf(layer)) tensors.emplace(role, tensor);
+    ASSERT_TRUE(WriteSafetensors(path, tensors, {{kSpecKey, SpecToJson(layer).dump()}, {kQuantizationKey, text}}).ok());
+    EXPECT_EQ(ReadLayer(path, "", {}).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+  unlink(path.c_str());
 }
 
 TEST(LayerFileTest, AFileThatDoesNotTellItsOnlyLayerNeedsAPrefix) {

@@ -5,6 +5,7 @@
 
 #include "lib/base/errors.h"
 #include "lib/layers/seeded.h"
+#include "tests/lib/layers/int8_testing.h"
 
 namespace layerd {
 namespace {
@@ -95,6 +96,50 @@ TEST(LayerTextTest, JsonHasTheFieldsOfTheMessage) {
   const OrderedJson damaged = LayerToJson(Damaged());
   EXPECT_EQ(damaged["problem"]["reason"], "LAYER_DAMAGED");
   EXPECT_FALSE(damaged.contains("weights"));
+}
+
+LayerListing Quantised() {
+  FeedForwardLayer layer;
+  layer.weights = SeededInt8Weights(1, layer.spec, 40, 6, /*biases=*/false);
+  layer.weights.down_bias = SeededBeta(1, DType::kBFloat16, 40);
+  layer.quantization = {.source_hash = std::string(64, 'e'),
+                        .matrices = {{"gate", 0.00512345, 0.25}, {"up", 0.5, 1e-9}, {"down", 0, 0}},
+                        .output_relative_rms_error = 0.0076,
+                        .rows = 16,
+                        .seed = 3};
+  LayerListing listing;
+  listing.info.name = "models/m/layers/int8";
+  listing.info.uploaded = true;
+  listing.info.outline = OutlineOf(layer);
+  listing.info.extent = *CheckLayer(layer);
+  return listing;
+}
+
+TEST(LayerTextTest, TellsHowFarAnInt8LayerIsFromWhatItWas) {
+  const LayerListing listing = Quantised();
+  const std::string errors =
+      "  weights of gate  relative rms error 0.00512  max abs error 0.25\n"
+      "  weights of up    relative rms error 0.5      max abs error 1e-09\n"
+      "  weights of down  relative rms error 0        max abs error 0\n"
+      "  output           relative rms error 0.0076   for 16 rows of seed 3\n";
+  EXPECT_EQ(QuantizationText(listing.info.outline), errors);
+  const std::string text = LayerDescription(listing);
+  EXPECT_THAT(text, HasSubstr("quantization\n" + errors));
+  EXPECT_THAT(text, HasSubstr("quantized_from  " + std::string(64, 'e')));
+  EXPECT_THAT(text, HasSubstr("; d 40, h 6; BF16, I8\n"));
+  EXPECT_THAT(LayerTable({listing}), HasSubstr("  bfloat16+int8  ")) << "scales belong to their matrices";
+  EXPECT_EQ(LayerToJson(listing)["quantization"].dump(),
+            R"({"source_hash":")" + std::string(64, 'e') +
+                R"(","matrices":[{"role":"gate","relative_rms_error":0.00512345,"max_abs_error":0.25},)"
+                R"({"role":"up","relative_rms_error":0.5,"max_abs_error":1e-09},)"
+                R"({"role":"down","relative_rms_error":0.0,"max_abs_error":0.0}],)"
+                R"("output_relative_rms_error":0.0076,"rows":16,"seed":3})");
+  EXPECT_EQ(QuantizationText(Uploaded().info.outline), "");
+  EXPECT_FALSE(LayerToJson(Uploaded()).contains("quantization"));
+  LayerListing unknown = listing;
+  std::get<FeedForwardLayer>(unknown.info.outline).quantization->output_relative_rms_error.reset();
+  EXPECT_THAT(QuantizationText(unknown.info.outline), HasSubstr("relative rms error unknown: it is not finite"));
+  EXPECT_FALSE(LayerToJson(unknown)["quantization"].contains("output_relative_rms_error"));
 }
 
 TEST(LayerTextTest, JsonIsUtf8WhateverIsInIt) {

@@ -9,6 +9,7 @@
 
 #include "lib/base/errors.h"
 #include "lib/layers/seeded.h"
+#include "tests/lib/layers/int8_testing.h"
 
 namespace layerd {
 namespace {
@@ -108,6 +109,67 @@ TEST_P(EngineContractTest, FeedForwardGivesTheBitsOfTheLayer) {
       }
     }
   }
+}
+
+TEST_P(EngineContractTest, Int8MatricesGiveTheBitsOfTheLayerAndAreJudgedByTheirValues) {
+  const Arena arena(1);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const GateUpPacking packing :
+         {GateUpPacking::kSeparate, GateUpPacking::kHalves, GateUpPacking::kInterleaved}) {
+      FeedForwardCall call = FullLayer(dtype, FeedForwardForm::kGated, packing, WeightLayout::kOutIn);
+      call.weights = SeededInt8Weights(1, call.spec, 20, 36, /*biases=*/true);
+      call.intermediates = call.verify = true;
+      const auto expected = FeedForward(arena, call.spec, call.weights, call.input, std::nullopt, true);
+      ASSERT_TRUE(expected.ok()) << expected.status();
+      const auto got = FeedForward(engine(), call);
+      ASSERT_TRUE(got.ok()) << got.status();
+      ExpectSame(got->outputs, *expected);
+      ASSERT_TRUE(got->report.has_value());
+      EXPECT_TRUE(got->report->within_contract);
+    }
+  }
+}
+
+TEST_P(EngineContractTest, Int8IsRefusedWhereNoMatrixIs) {
+  const auto refused = [&](const absl::Status& status, const char* field, const char* text) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(DetailsOf(status).field, field) << status;
+    EXPECT_EQ(status.message(), std::string(field) + ": " + text);
+  };
+  constexpr char kFloats[] = "expected float32, float16 or bfloat16, got int8";
+  NormalizeCall norm;
+  norm.inputs.input = Tensor::FromFloats(DType::kInt8, {1, 4}, {1, 2, 3, 4});
+  refused(Normalize(engine(), norm).status(), "input.dtype", kFloats);
+  norm.inputs.input = SeededInput(1, DType::kFloat32, {1, 4});
+  norm.output_dtype = DType::kInt8;
+  refused(Normalize(engine(), norm).status(), "output_dtype", kFloats);
+  norm.output_dtype.reset();
+  norm.inputs.gamma = Tensor::FromFloats(DType::kInt8, {4}, {1, 2, 3, 4});
+  refused(Normalize(engine(), norm).status(), "gamma.dtype", kFloats);
+
+  const auto layer = [] {
+    FeedForwardCall call =
+        FullLayer(DType::kFloat32, FeedForwardForm::kGated, GateUpPacking::kSeparate, WeightLayout::kOutIn);
+    call.weights = SeededInt8Weights(1, call.spec, 20, 36, /*biases=*/true);
+    return call;
+  };
+  FeedForwardCall call = layer();
+  call.output_dtype = DType::kInt8;
+  refused(FeedForward(engine(), call).status(), "output_dtype", kFloats);
+  call = layer();
+  call.input = Tensor::Allocate(DType::kInt8, {1, 20});
+  refused(FeedForward(engine(), call).status(), "input.dtype", kFloats);
+  call = layer();
+  call.weights.down_bias = Tensor::Allocate(DType::kInt8, {20});
+  refused(FeedForward(engine(), call).status(), "weights.down_bias.dtype", kFloats);
+  call = layer();
+  call.weights.up_scale.reset();
+  refused(FeedForward(engine(), call).status(), "weights.up_scale",
+          "expected scales, float16 [36, 1], since weights.up is int8, got nothing");
+  call = layer();
+  call.weights.down_scale = Tensor::Allocate(DType::kFloat16, {20, 1});
+  refused(FeedForward(engine(), call).status(), "weights.down_scale.shape",
+          "expected [20, 2], one for each 32 inputs of weights.down [20, 36], got [20, 1]");
 }
 
 TEST_P(EngineContractTest, VerifiedAnswersCarryTheirReport) {

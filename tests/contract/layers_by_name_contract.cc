@@ -11,6 +11,7 @@
 #include "lib/base/errors.h"
 #include "lib/layers/seeded.h"
 #include "lib/weights/layer_hash.h"
+#include "tests/lib/layers/int8_testing.h"
 
 namespace layerd {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 constexpr int64_t kNormDim = 24, kDim = 20, kHiddenDim = 36;
 const char kNorm[] = "models/contract/layers/norm", kRmsNorm[] = "models/contract/layers/rms_norm";
 const char kGated[] = "models/contract/layers/gated", kPlain[] = "models/contract/layers/plain";
+const char kInt8[] = "models/contract/layers/int8";
 const char kDamaged[] = "models/contract/layers/damaged";
 
 // Every option other than its default.
@@ -59,6 +61,13 @@ FeedForwardLayer PlainLayer() {
   layer.spec.activation = {Activation::kGeluTanh};
   layer.spec.layout = WeightLayout::kInOut;
   layer.weights = SeededFeedForwardWeights(2, layer.spec, DType::kFloat32, kDim, kHiddenDim, true);
+  return layer;
+}
+
+FeedForwardLayer Int8Layer() {
+  FeedForwardLayer layer = GatedOfAllOptions();
+  layer.weights = SeededInt8Weights(3, layer.spec, kDim, kHiddenDim, /*biases=*/true);
+  layer.quantization = {.source_hash = std::string(64, 'a'), .matrices = {{"gate_up", 0.5, 1}, {"down", 0.25, 2}}};
   return layer;
 }
 
@@ -131,7 +140,9 @@ TEST_P(LayersByNameContractTest, NormsGiveTheBitsThatTheirWeightsGive) {
 }
 
 TEST_P(LayersByNameContractTest, FeedForwardLayersGiveTheBitsThatTheirWeightsGive) {
-  for (const auto& [name, layer] : {std::pair(kGated, GatedOfAllOptions()), std::pair(kPlain, PlainLayer())}) {
+  for (const auto& [name, layer] : {std::pair<const char*, FeedForwardLayer>(kGated, GatedOfAllOptions()),
+                                    {kPlain, PlainLayer()},
+                                    {kInt8, Int8Layer()}}) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       FeedForwardCall call = CallOf(name, dtype);
       call.intermediates = call.verify = true;
@@ -351,6 +362,7 @@ ContractLayers::ContractLayers() {
   catalog_.Put(kRmsNorm, PlainRmsNorm());
   catalog_.Put(kGated, GatedOfAllOptions());
   catalog_.Put(kPlain, PlainLayer());
+  catalog_.Put(kInt8, Int8Layer());
   auto damaged = std::make_shared<MemoryRecord>(kDamaged, PlainRmsNorm());
   damaged->mutable_info().status =
       WithDetails(absl::StatusCode::kFailedPrecondition, "its file is damaged", {.reason = "LAYER_DAMAGED"});

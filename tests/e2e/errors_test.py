@@ -5,7 +5,7 @@ import unittest
 import grpc
 import numpy as np
 
-from harness import (BFLOAT16, FLOAT16, FLOAT32, Daemon, RichError, array_of, error_of, layer_pb, norm_request,
+from harness import (BFLOAT16, FLOAT16, FLOAT32, INT8, Daemon, RichError, array_of, error_of, layer_pb, norm_request,
                      plain_request, swiglu_request, tensor, tensor_pb)
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -76,7 +76,7 @@ class TensorRefusals(Refusals):
         return request
 
     def test_byte_counts_that_do_not_fit_the_shape(self):
-        for dtype, size in ((FLOAT32, 4), (FLOAT16, 2), (BFLOAT16, 2)):
+        for dtype, size in ((FLOAT32, 4), (FLOAT16, 2), (BFLOAT16, 2), (INT8, 1)):
             for count in (0, 1, 4 * size - 1, 4 * size + 1, 8 * size):
                 with self.subTest(dtype=dtype, count=count):
                     message = tensor_pb.Tensor(dtype=dtype, shape=[4], data=bytes(count))
@@ -158,7 +158,7 @@ class TensorRefusals(Refusals):
         self.assertIn('got []', error.text)
 
     def test_dtypes_left_out_and_unknown(self):
-        for dtype, reason, got in ((0, 'MISSING', 'got nothing'), (4, 'UNKNOWN_ENUM_VALUE', '4'),
+        for dtype, reason, got in ((0, 'MISSING', 'got nothing'), (5, 'UNKNOWN_ENUM_VALUE', '5'),
                                    (-7, 'UNKNOWN_ENUM_VALUE', '-7'), (2147483647, 'UNKNOWN_ENUM_VALUE', '2147483647')):
             message = tensor(ROW)
             message.dtype = dtype
@@ -176,8 +176,8 @@ class TensorRefusals(Refusals):
                 self.refused(request, f'{field}.shape', 'NEGATIVE_DIMENSION')
 
     def test_every_weight_is_named(self):
-        for field in ('gate', 'up', 'gate_up', 'down', 'gate_bias', 'up_bias', 'gate_up_bias', 'down_bias',
-                      'inner_norm_gamma'):
+        for field in ('gate', 'up', 'gate_up', 'down', 'gate_scale', 'up_scale', 'gate_up_scale', 'down_scale',
+                      'gate_bias', 'up_bias', 'gate_up_bias', 'down_bias', 'inner_norm_gamma'):
             with self.subTest(field=field):
                 request = swiglu()
                 getattr(request.weights, field).CopyFrom(tensor_pb.Tensor(shape=[4], data=bytes(16)))
@@ -291,8 +291,10 @@ class FeedForwardRefusals(Refusals):
                 setattr(request.spec, field, value)
                 self.refused(request, f'spec.{field}', 'UNKNOWN_ENUM_VALUE', known, str(value))
         request = swiglu()
-        request.output_dtype = 4
-        self.refused(request, 'output_dtype', 'UNKNOWN_ENUM_VALUE', 'DTYPE_FLOAT16', '4')
+        request.output_dtype = 5
+        self.refused(request, 'output_dtype', 'UNKNOWN_ENUM_VALUE', 'DTYPE_FLOAT16', '5')
+        request.output_dtype = INT8
+        self.refused(request, 'output_dtype', 'DTYPE_MISMATCH', 'float32, float16 or bfloat16', 'int8')
 
     def test_packing_with_the_plain_form(self):
         for packing in (layer_pb.GATE_UP_PACKING_SEPARATE, layer_pb.GATE_UP_PACKING_HALVES, 99):

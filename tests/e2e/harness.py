@@ -34,6 +34,10 @@ LAYERCTL = str(BIN_DIR / 'layerctl')
 START_TIMEOUT_S = 60.0
 # Memory that a sanitizer keeps back of what was freed, and its shadow: not the daemon's.
 SANITIZER_BYTES = 400 << 20 if os.environ.get('LAYERD_CXX_FLAGS') else 0
+# For a daemon whose memory is judged closely: the sanitizer keeps next to nothing back, and has its shadow, 1/8, only.
+SMALL_SANITIZER_BYTES = 64 << 20 if os.environ.get('LAYERD_CXX_FLAGS') else 0
+KEEP_NOTHING_FREED = {'ASAN_OPTIONS': ':'.join(filter(None, [
+    os.environ.get('ASAN_OPTIONS'), 'quarantine_size_mb=8', 'thread_local_quarantine_size_kb=64']))}
 
 _scratch = pathlib.Path(tempfile.mkdtemp(prefix='layerd-e2e-'))
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
@@ -80,6 +84,7 @@ status_pb = importlib.import_module('google.rpc.status_pb2')
 details_pb = importlib.import_module('google.rpc.error_details_pb2')
 
 FLOAT32, FLOAT16, BFLOAT16 = tensor_pb.DTYPE_FLOAT32, tensor_pb.DTYPE_FLOAT16, tensor_pb.DTYPE_BFLOAT16
+INT8 = tensor_pb.DTYPE_INT8
 
 
 def scratch_dir():
@@ -308,6 +313,8 @@ def tensor(array, dtype=FLOAT32, shape=None):
         data = array.astype('<f4').tobytes()
     elif dtype == FLOAT16:
         data = array.astype('<f2').tobytes()
+    elif dtype == INT8:
+        data = array.astype(np.int8).tobytes()
     else:
         data = (np.ascontiguousarray(to_bfloat16(array)).view(np.uint32) >> 16).astype('<u2').tobytes()
     return tensor_pb.Tensor(dtype=dtype, shape=array.shape if shape is None else shape, data=data)
@@ -319,6 +326,8 @@ def array_of(message):
         flat = np.frombuffer(message.data, '<f4')
     elif message.dtype == FLOAT16:
         flat = np.frombuffer(message.data, '<f2').astype(np.float32)
+    elif message.dtype == INT8:
+        flat = np.frombuffer(message.data, np.int8).astype(np.float32)
     else:
         flat = (np.frombuffer(message.data, '<u2').astype(np.uint32) << 16).view(np.float32)
     return flat.reshape(tuple(message.shape))

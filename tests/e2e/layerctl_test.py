@@ -600,6 +600,9 @@ class OtherCommands(WithDaemon):
         self.assertEqual(gated['flops_per_row'], 2 * 2096640)
         self.assertEqual(gated['weight_bytes'], 4 * 2096640)
         self.assertEqual(plan('--dim', '512', '--hidden', '1365', '--16bit')['weight_bytes'], 2 * 2096640)
+        int8 = plan('--dim', '512', '--hidden', '1365', '--int8')
+        self.assertEqual((int8['parameters'], int8['weight_bytes'], int8['activation_bytes_per_row']),
+                         (2096640, 2096640 + 2 * (2 * 1365 * 16 + 512 * 43), 2 * 512 * 4))
         self.assertEqual(plan('--dim', '512', '--hidden', '1365', '--biases')['parameters'], 2096640 + 2 * 1365 + 512)
         text = layerctl('plan', '--dim', '4096').stdout
         self.assertRegex(text, r'hidden_dim +11008\n')
@@ -800,6 +803,12 @@ class ExitStatuses(WithDaemon):
     def test_2_options_are_named_as_they_are_typed(self):
         self.failed(2, 'feedforward', '--input', '[1,2]', '--form', 'gated', '--activation', 'silu', '--layout',
                     'out_in', '--packing', 'halves', '--gate-up', '[1', texts=['--gate-up'])
+
+    def test_2_seeds_that_no_number_holds(self):
+        for command, most in ((('check',), 2**64 - 1), (('layers', 'verify', 'models/m/layers/l'), 2**64 - 1),
+                              (('layers', 'quantize', 'models/m/layers/l'), 2**63 - 1)):
+            for seed in ('-1', '1.5', 'x', str(most + 1)):
+                self.failed(2, *command, f'--seed={seed}', texts=['--seed', f'0 to {most}', seed])
 
     def test_2_files(self):
         folder = scratch_dir()

@@ -310,7 +310,7 @@ class Usage(LayersTest):
             self.failed(3, '--timeout-s', '20', 'layers', *command, server='127.0.0.1:1', texts=['UNAVAILABLE'])
 
     def test_the_help_explains_each_command_with_examples(self):
-        for command in ('list', 'describe', 'upload', 'download', 'delete', 'verify'):
+        for command in ('list', 'describe', 'upload', 'quantize', 'download', 'delete', 'verify'):
             result = layerctl('layers', command, '--help')
             self.assertEqual((result.status, result.stderr), (0, ''), result)
             self.assertRegex(result.stdout, rf'\n  layerctl layers {command}')
@@ -322,7 +322,7 @@ class Usage(LayersTest):
         with Daemon(f'--models={self.folder}', f'--layer_store={scratch_dir()}').ready() as daemon:
             wait_for(lambda: daemon.log().count('model_read') == 2)
             self.run_ok('layers', 'download', MLP, '--out', self.folder / 'downloaded.safetensors')
-            for command in ('list', 'describe', 'upload', 'download', 'verify', 'delete'):
+            for command in ('list', 'describe', 'upload', 'quantize', 'download', 'verify', 'delete'):
                 lines = re.findall(r'^  layerctl (.*)$', layerctl('layers', command, '--help').stdout, re.MULTILINE)
                 self.assertTrue(lines)
                 for line in lines:

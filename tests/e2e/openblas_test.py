@@ -1,5 +1,8 @@
-"""What the daemon does with an OpenBLAS that is broken, incomplete, or sums in another order."""
+"""What the daemon does with an OpenBLAS that is broken, incomplete, or sums in another order, and with each core type
+that a user may ask it for.
+"""
 import os
+import pathlib
 import subprocess
 import unittest
 
@@ -7,8 +10,11 @@ import unittest
 from harness import BIN_DIR, LAYERD, Daemon, layerctl
 
 FAKES = BIN_DIR.parent / 'tests' / 'fake_openblas'
+# What a CPU must have to run the kernels of a core type, in the words of /proc/cpuinfo.
+CORES = {'Prescott': {'pni'}, 'Sandybridge': {'avx'}, 'Haswell': {'avx2', 'fma'},
+         'SkylakeX': {'avx512f', 'avx512bw', 'avx512dq', 'avx512vl'}}
 # Enough rows that OpenBLAS is asked where it is used.
-LAYER = ('feedforward', '--seed', '1', '--rows', '100', '--dim', '48', '--hidden', '80', '--json')
+LAYER = ('feedforward', '--seed', '1', '--rows', '300', '--dim', '48', '--hidden', '80', '--json')
 
 
 def library_path(fault):
@@ -37,6 +43,22 @@ class Libraries(unittest.TestCase):
                             ('REORDERED', 'core=Fake .*follows_order=no used=no')):
             with self.subTest(fault), Daemon(env=library_path(fault)) as daemon:
                 self.assertRegex(daemon.log(), line)
+                self.assertEqual(self.answer(daemon), expected)
+
+    def test_whichever_core_type_the_user_asks_for_no_bit_changes(self):
+        features = set()
+        for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+            if line.startswith('flags'):
+                features = set(line.split())
+                break
+        with Daemon() as daemon:
+            expected = self.answer(daemon)
+        asked = [core for core, needs in CORES.items() if needs <= features]
+        if not asked:
+            self.skipTest('no CPU that these core types are of')
+        for core in asked:
+            with self.subTest(core), Daemon(env={'OPENBLAS_CORETYPE': core}) as daemon:
+                self.assertRegex(daemon.log(), f'core={core} ')
                 self.assertEqual(self.answer(daemon), expected)
 
 

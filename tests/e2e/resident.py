@@ -13,16 +13,16 @@ import struct
 import numpy as np
 
 import harness
-from harness import BFLOAT16, FLOAT16, FLOAT32, layer_pb, tensor
+from harness import BFLOAT16, FLOAT16, FLOAT32, INT8, layer_pb, tensor
 
 registry_pb = harness.import_stub('layerd.v1.layer_registry_pb2')
 registry_grpc = harness.import_stub('layerd.v1.layer_registry_pb2_grpc')
 
 SHARED = pathlib.Path(os.environ.get('LAYERD_TEST_DATA') or harness.SOURCE_DIR.parent / 'shared')
-FORMAT_NAMES = {FLOAT32: 'F32', FLOAT16: 'F16', BFLOAT16: 'BF16'}
+FORMAT_NAMES = {FLOAT32: 'F32', FLOAT16: 'F16', BFLOAT16: 'BF16', INT8: 'I8'}
 NORMALIZE_ROLES = ['gamma', 'beta']
-FEED_FORWARD_ROLES = ['gate', 'up', 'gate_up', 'down', 'gate_bias', 'up_bias', 'gate_up_bias', 'down_bias',
-                      'inner_norm_gamma']
+FEED_FORWARD_ROLES = ['gate', 'gate_scale', 'up', 'up_scale', 'gate_up', 'gate_up_scale', 'down', 'down_scale',
+                      'gate_bias', 'up_bias', 'gate_up_bias', 'down_bias', 'inner_norm_gamma']
 SWIGLU = layer_pb.FeedForwardSpec(
     form=layer_pb.FEED_FORWARD_FORM_GATED, activation=layer_pb.ACTIVATION_SILU,
     packing=layer_pb.GATE_UP_PACKING_SEPARATE, layout=layer_pb.WEIGHT_LAYOUT_OUT_IN)

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 
 #include "lib/base/errors.h"
@@ -44,6 +45,27 @@ TEST(TensorCodecTest, ValuesAreRoundedToTheDtype) {
   const auto tensor = DecodeTensor(message, nullptr);
   ASSERT_TRUE(tensor.ok());
   EXPECT_EQ(tensor->At(1), 3.140625f);
+}
+
+TEST(TensorCodecTest, Int8IsBytesOrWholeNumbers) {
+  const Tensor tensor = Tensor::FromFloats(DType::kInt8, {4}, {-128, -1, 0, 127});
+  v1::Tensor message;
+  EncodeTensor(tensor, message);
+  EXPECT_EQ(message.dtype(), v1::DTYPE_INT8);
+  EXPECT_EQ(message.data(), std::string("\x80\xff\x00\x7f", 4));
+  EXPECT_TRUE(SameBits(*DecodeTensor(message, nullptr), tensor));
+
+  v1::Tensor typed = Message(v1::DTYPE_INT8, {4}, "");
+  for (const float value : {-128.0f, -1.0f, -0.0f, 127.0f}) typed.add_values(value);
+  EXPECT_TRUE(SameBits(*DecodeTensor(typed, nullptr), tensor));
+  for (const float value : {128.0f, -129.0f, 0.5f, 1e30f, INFINITY, NAN}) {
+    typed.set_values(1, value);
+    const absl::Status status = DecodeTensor(typed, nullptr).status();
+    EXPECT_EQ(DetailsOf(status).field, "values") << value;
+    EXPECT_EQ(DetailsOf(status).reason, "OUT_OF_RANGE") << value;
+    EXPECT_NE(std::string(status.message()).find("whole numbers of -128 to 127 for DTYPE_INT8"), std::string::npos);
+  }
+  EXPECT_EQ(ReasonOf(Message(v1::DTYPE_INT8, {3}, "abcd")), "BYTE_COUNT_MISMATCH");
 }
 
 TEST(TensorCodecTest, WhatDoesNotFitHasItsReason) {

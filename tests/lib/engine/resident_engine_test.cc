@@ -66,7 +66,10 @@ TEST_F(ResidentEngineTest, TheInnerEngineGetsTheLayerInPlaceOfItsName) {
   auto& [passed, done] = inner.layers.front();
   EXPECT_EQ(passed.layer, "");
   EXPECT_FALSE(passed.said.activation.has_value());
-  EXPECT_TRUE(SameBits(*passed.weights.down, *layer.weights.down));
+  ASSERT_NE(passed.packed, nullptr);
+  EXPECT_TRUE(SameBits(*passed.packed->Unpacked().down, *layer.weights.down));
+  EXPECT_EQ(passed.weights.down->shape(), layer.weights.down->shape());
+  EXPECT_EQ(passed.weights.down->data(), nullptr);
   EXPECT_EQ(passed.output_dtype, call.output_dtype);
   EXPECT_EQ(passed.context.deadline, call.context.deadline);
   EXPECT_TRUE(passed.verify);
@@ -91,9 +94,10 @@ TEST_F(ResidentEngineTest, CallsWithoutANameGoThroughAsTheyAre) {
 }
 
 TEST_F(ResidentEngineTest, ALayerIsInUseUntilItsCallIsAnswered) {
-  catalog_.Put(kName, SeededSwiGluLayer(1, kDim, kHiddenDim));
+  const auto layer = std::get<FeedForwardLayer>(SeededSwiGluLayer(1, kDim, kHiddenDim));
+  catalog_.Put(kName, layer);
   catalog_.Put("models/m/layers/other", SeededSwiGluLayer(2, kDim, kHiddenDim));
-  const int64_t bytes = 3 * 4 * kDim * kHiddenDim;
+  const int64_t bytes = PackedFeedForward::BytesOf(layer.spec, layer.weights);
   LayerLibrary library({&catalog_}, {.memory_bytes = bytes, .memory_wait = absl::ZeroDuration()});
   ASSERT_TRUE(Acquire(library, kName).ok());
   KeepingEngine inner;
@@ -102,7 +106,10 @@ TEST_F(ResidentEngineTest, ALayerIsInUseUntilItsCallIsAnswered) {
   ASSERT_EQ(inner.layers.size(), 1u);
   EXPECT_EQ(DetailsOf(FeedForward(engine, CallOf("models/m/layers/other")).status()).reason, "OVERLOADED");
   EXPECT_EQ(library.stats().memory_bytes, bytes);
+  auto weights = inner.layers.front().first.packed;
   inner.layers.clear();
+  EXPECT_EQ(library.stats().memory_bytes, bytes);
+  weights.reset();
   EXPECT_EQ(library.stats().memory_bytes, 0);
 }
 

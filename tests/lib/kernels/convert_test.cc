@@ -175,6 +175,23 @@ TEST(Convert, TakesAnyLengthAndElementAlignmentAndWritesNoFurther) {
   }
 }
 
+TEST(Convert, Int8GoesThereAndBackByTheRulesOfNarrowToInt8) {
+  ForEachSimd([](Simd) {
+    for (const int64_t n : {0, 1, 15, 16, 33, 256}) {
+      std::vector<float> in, back(n);
+      for (int64_t i = 0; i < n; ++i) in.push_back(static_cast<float>(i) - 128.25f);
+      std::vector<int8_t> out(n + 1, 42);
+      NarrowFromFloat(DType::kInt8, in.data(), reinterpret_cast<std::byte*>(out.data()), n);
+      WidenToFloat(DType::kInt8, reinterpret_cast<const std::byte*>(out.data()), back.data(), n);
+      for (int64_t i = 0; i < n; ++i) {
+        ASSERT_EQ(out[i], i - 128);
+        ASSERT_EQ(back[i], static_cast<float>(i - 128));
+      }
+      EXPECT_EQ(out[n], 42);
+    }
+  });
+}
+
 TEST(Convert, CopiesFloat32BitByBit) {
   const std::vector<float> in = {1.5f, -0.0f, std::bit_cast<float>(0x7F800001u)};
   std::vector<float> wide(3), narrow(3);

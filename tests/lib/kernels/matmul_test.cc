@@ -18,9 +18,11 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "lib/kernels/matmul_openblas.h"
-#include "lib/kernels/matmul_own.h"
 #include "lib/kernels/openblas.h"
 #include "lib/kernels/simd.h"
+#include "lib/kernels/strips.h"
+#include "tests/lib/kernels/kernel_testing.h"
+#include "tests/lib/kernels/product_testing.h"
 
 namespace layerd {
 namespace {
@@ -28,11 +30,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 constexpr WeightLayout kLayouts[] = {WeightLayout::kInOut, WeightLayout::kOutIn};
 // The instrumented kernels are 50 times as slow: there, only some of the shapes.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kShapeStep = 7;
-#else
-constexpr int kShapeStep = 1;
-#endif
+constexpr int kShapeStep = kSanitized ? 7 : 1;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -85,32 +83,9 @@ std::vector<float> Multiply(const Arena& arena, const Problem& p) {
   return y;
 }
 
-// The order of N4, written as it reads.
 std::vector<float> Reference(const Problem& p) {
-  std::vector<float> y(p.rows * p.out);
-  for (int64_t m = 0; m < p.rows; ++m) {
-    for (int64_t n = 0; n < p.out; ++n) {
-      float total = 0;
-      for (int64_t k0 = 0; k0 < p.in; k0 += 256) {
-        float sum = 0;
-        for (int64_t k = k0; k < std::min(k0 + 256, p.in); ++k) sum = std::fma(p.x[m * p.in + k], p.W(n, k), sum);
-        total += sum;
-      }
-      y[m * p.out + n] = p.bias.empty() ? total : total + p.bias[n];
-    }
-  }
-  return y;
-}
-
-::testing::AssertionResult SameBits(const std::vector<float>& got, const std::vector<float>& expected, int64_t out) {
-  if (got.size() != expected.size()) return ::testing::AssertionFailure() << "sizes differ";
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (std::bit_cast<uint32_t>(got[i]) == std::bit_cast<uint32_t>(expected[i])) continue;
-    return ::testing::AssertionFailure() << "at [" << i / out << ", " << i % out << "]: got " << got[i] << " (0x"
-                                         << std::hex << std::bit_cast<uint32_t>(got[i]) << "), expected " << expected[i]
-                                         << " (0x" << std::bit_cast<uint32_t>(expected[i]) << ")";
-  }
-  return ::testing::AssertionSuccess();
+  return ProductInOrder(
+      p.x, p.rows, p.in, p.out, [&](int64_t n, int64_t k) { return p.W(n, k); }, p.bias);
 }
 
 std::vector<Problem> Shapes() {
@@ -176,8 +151,14 @@ TEST_F(MatMulTest, OpenBlasFollowsTheOrder) {
   if (!report_.used) GTEST_SKIP() << report_.reason;
   const int64_t calls_before = openblas::Calls();
   ForEachProblem([&](const Problem& p) {
+    if (p.dtype != DType::kFloat32) return;
     std::vector<float> y(p.rows * p.out, -1234.5f);
-    MatMulOpenBlas({p.x.data(), p.rows, p.View(), p.BiasOrNull(), y.data(), 0, p.out});
+    std::vector<float> memory(p.rows * p.in);
+    RowBlocks x(memory.data(), p.rows, p.in, kOpenBlasRows);
+    x.PutRows(0, p.rows, DType::kFloat32, reinterpret_cast<const std::byte*>(p.x.data()));
+    for (int64_t group = 0; group < x.groups().count; ++group) {
+      MatMulOpenBlas(x, group, p.View(), p.BiasOrNull(), 0, p.out, &y[x.groups().First(group) * p.out], p.out);
+    }
     EXPECT_TRUE(SameBits(y, Reference(p), p.out)) << p.Name();
   });
   EXPECT_GT(openblas::Calls(), calls_before);
@@ -185,7 +166,7 @@ TEST_F(MatMulTest, OpenBlasFollowsTheOrder) {
 
 TEST_F(MatMulTest, TakesOpenBlasForManyRowsWhereItFollows) {
   if (!report_.used) GTEST_SKIP() << report_.reason;
-  Problem p{100, 300, 200};
+  Problem p{300, 300, 200};
   p.FillNormal(1);
   int64_t calls = openblas::Calls();
   EXPECT_TRUE(SameBits(Multiply(Arena(2), p), Reference(p), p.out));
@@ -221,10 +202,10 @@ TEST_F(MatMulTest, RowHasTheSameBitsInEveryBatchOnAnyNumberOfThreads) {
   }
   // Across the number of rows from which OpenBLAS takes over, every row.
   for (DType dtype : kDTypes) {
-    Problem p{150, 700, 130, dtype};
+    Problem p{300, 700, 130, dtype};
     p.FillNormal(4);
     const std::vector<float> all = Multiply(arenas[1], p);
-    for (int64_t m = 0; m < 150; m += 11) {
+    for (int64_t m = 0; m < 300; m += 23) {
       Problem one = p;
       one.rows = 1;
       one.x.assign(p.x.begin() + m * p.in, p.x.begin() + (m + 1) * p.in);
@@ -234,61 +215,8 @@ TEST_F(MatMulTest, RowHasTheSameBitsInEveryBatchOnAnyNumberOfThreads) {
   }
 }
 
-// The greatest share of the bound of N4 that an error against float64 takes.
-double WorstError(const Problem& p) {
-  const std::vector<float> y = Multiply(Arena(2), p);
-  const double blocks = std::ceil(static_cast<double>(p.in) / 256);
-  double worst = 0;
-  for (int64_t m = 0; m < p.rows; ++m) {
-    for (int64_t n = 0; n < p.out; ++n) {
-      long double sum = 0, magnitude = 0;
-      for (int64_t k = 0; k < p.in; ++k) {
-        const long double product = static_cast<long double>(p.x[m * p.in + k]) * p.W(n, k);
-        sum += product;
-        magnitude += std::fabs(product);
-      }
-      const double bound = (256 + blocks) * 0x1p-24 * static_cast<double>(magnitude) + p.in * 0x1p-150;
-      worst = std::max(worst, static_cast<double>(std::fabs(y[m * p.out + n] - sum)) / bound);
-    }
-  }
-  return worst;
-}
-
-TEST_F(MatMulTest, ErrorIsWithinTheBoundOnRandomAndAdversarialData) {
-  for (int64_t rows : {3, 70}) {
-    for (int64_t in : {1, 100, 256, 257, 1000, 4096}) {
-      Problem p{rows, in, 20};
-      std::mt19937 random(static_cast<uint32_t>(rows + in));
-      std::normal_distribution<float> normal;
-      const auto sample = [&](int64_t, int64_t) { return normal(random); };
-      const auto one = [](int64_t, int64_t) { return 1.0f; };
-      p.Fill(sample, sample);
-      EXPECT_LE(WorstError(p), 1) << p.Name();
-      // Large terms that cancel, among small ones.
-      const auto cancelling = [&](int64_t, int64_t k) {
-        return k % 3 == 0 ? normal(random) : (k % 3 == 1 ? 1e8f : -1e8f);
-      };
-      p.Fill(cancelling, one);
-      EXPECT_LE(WorstError(p), 1) << p.Name() << " cancelling";
-      // Magnitudes over most of the range, with products down to nothing and none that overflows in a sum.
-      const auto spread = [&](int64_t, int64_t) {
-        return std::ldexp(normal(random), static_cast<int>(random() % 130) - 75);
-      };
-      p.Fill(spread, spread);
-      EXPECT_LE(WorstError(p), 1) << p.Name() << " spread";
-      // Denormal products, none of which may be lost to a flush.
-      const auto tiny = [&](int64_t, int64_t) { return std::ldexp(normal(random), -72); };
-      p.Fill(tiny, tiny);
-      EXPECT_LE(WorstError(p), 1) << p.Name() << " tiny";
-      // A term of 1 and then terms of half its unit, each of which is rounded away.
-      p.Fill([](int64_t, int64_t k) { return k % 256 == 0 ? 1.0f : 0x1p-24f; }, one);
-      EXPECT_LE(WorstError(p), 1) << p.Name() << " rounded away";
-    }
-  }
-}
-
 TEST_F(MatMulTest, KeepsDenormals) {
-  for (int64_t rows : {1, 100}) {
+  for (int64_t rows : {1, 100, 300}) {
     Problem p{rows, 1, 40};
     p.Fill([](int64_t, int64_t) { return 0x1p-140f; }, [](int64_t, int64_t) { return 0.25f; });
     for (float value : Multiply(Arena(1), p)) EXPECT_EQ(value, 0x1p-142f);
@@ -317,14 +245,14 @@ void ExpectCallersToGetK(int callers, int64_t rows, int64_t in, int64_t out, con
 
 TEST_F(MatMulTest, ServesManyCallersAtOnce) {
   const Arena arena(3);
-  ExpectCallersToGetK(64, 130, 700, 300, arena);
+  ExpectCallersToGetK(64, 260, 300, 300, arena);
   ExpectCallersToGetK(64, 2, 700, 300, arena);
-  ExpectCallersToGetK(320, 70, 300, 130, arena);
+  ExpectCallersToGetK(320, 256, 64, 130, arena);
 }
 
 TEST_F(MatMulTest, KeepsAColumnToItself) {
   const Arena arena(3);
-  for (int64_t rows : {1, 8, 100}) {
+  for (int64_t rows : {1, 8, 300}) {
     Problem p{rows, 600, 515};
     const int64_t column = 257;
     p.Fill([](int64_t m, int64_t k) { return static_cast<float>((m + k) % 8); },
@@ -340,7 +268,7 @@ TEST_F(MatMulTest, ZeroTimesInfinityIsNanAtEveryBatchSize) {
     for (Simd simd : SupportedSimd()) {
       ASSERT_TRUE(SetSimd(simd));
       for (WeightLayout layout : kLayouts) {
-        for (int64_t rows : {1, 2, 3, 4, 5, 7, 12, 13, 64, 65, 100}) {
+        for (int64_t rows : {1, 2, 3, 4, 5, 7, 12, 13, 64, 65, 100, 300}) {
           Problem p{rows, 2, 3, DType::kFloat32, layout};
           p.Fill([](int64_t, int64_t k) { return static_cast<float>(k); },
                  [](int64_t n, int64_t k) { return n == 1 ? (k == 0 ? kInf : 2.0f) : 1.0f; });
@@ -357,7 +285,7 @@ TEST_F(MatMulTest, ZeroTimesInfinityIsNanAtEveryBatchSize) {
 }
 
 TEST_F(MatMulTest, NanAndInfinityStayInTheirRowAndNanIsOneValue) {
-  for (int64_t rows : {3, 20, 100}) {
+  for (int64_t rows : {3, 20, 100, 300}) {
     for (DType dtype : kDTypes) {
       Problem p{rows, 300, 40, dtype};
       p.FillNormal(10);
@@ -382,7 +310,7 @@ TEST_F(MatMulTest, NanAndInfinityStayInTheirRowAndNanIsOneValue) {
 }
 
 TEST_F(MatMulTest, ProductsThatUnderflowToMinusZeroGiveZero) {
-  for (int64_t rows : {1, 100}) {
+  for (int64_t rows : {1, 100, 300}) {
     Problem p{rows, 1, 40};
     p.Fill([](int64_t, int64_t) { return -0x1p-100f; }, [](int64_t, int64_t) { return 0x1p-100f; });
     for (float value : Multiply(Arena(1), p)) EXPECT_EQ(std::bit_cast<uint32_t>(value), 0u);
@@ -449,7 +377,7 @@ TEST(InitMatMulTest, DISABLED_ChildWithPrescott) {
   EXPECT_FALSE(report->follows_order);
   EXPECT_FALSE(report->used);
   EXPECT_NE(report->reason.find("order"), std::string::npos) << report->reason;
-  Problem p{100, 300, 200};
+  Problem p{300, 300, 200};
   p.FillNormal(1);
   const int64_t calls = openblas::Calls();
   EXPECT_TRUE(SameBits(Multiply(Arena(2), p), Reference(p), p.out));

@@ -362,6 +362,29 @@ TEST(NormalizeRows, CentresBeforeItSquares) {
   });
 }
 
+// A row whose mean is small beside its deviation is not gone through again to be centred; the rest is.
+TEST(NormalizeRows, StaysWithinItsBoundWhateverTheMean) {
+  const float means[] = {0, 1e-3f, 0.2f, 0.245f, 0.25f, 0.255f, 0.3f, -0.25f, 1, -10, 1e3f, 1e5f};
+  for (const int64_t dim : {7, 100, 4096, 9001}) {
+    for (const DType input_dtype : {DType::kFloat32, DType::kBFloat16}) {
+      Problem p = RandomProblem(static_cast<int64_t>(std::size(means)), dim, input_dtype, DType::kFloat32);
+      p.kind = NormKind::kLayerNorm;
+      p.has_gamma = p.has_beta = true;
+      for (size_t i = 0; i < p.input.size(); ++i) {
+        p.input[i] = RoundTo(input_dtype, p.input[i] / 3 + means[i / static_cast<size_t>(dim)]);
+      }
+      const Answer answer = CheckEveryTarget(p);
+      CheckAgainstReference(p, answer);
+      for (int64_t row = 0; row < p.rows; ++row) {  // the same alone
+        const Answer alone = Normalize(p, row, row + 1);
+        for (size_t i = static_cast<size_t>(row * dim); i < static_cast<size_t>((row + 1) * dim); ++i) {
+          ASSERT_EQ(alone.output[i], answer.output[i]) << dim << " row " << row;
+        }
+      }
+    }
+  }
+}
+
 TEST(NormalizeRows, AddsTheGammaOffsetBeforeItRounds) {
   ForEachSimd([](Simd) {
     Problem p = Given(DType::kBFloat16, {3.0f, 1.0f, 4.0f, 1.0f}, 1e-6);

@@ -8,9 +8,11 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "lib/base/dtype.h"
+#include "lib/base/parallel.h"
 #include "lib/kernels/normalize_rows.h"
 #include "tests/lib/kernels/kernel_testing.h"
 
@@ -18,15 +20,22 @@ namespace layerd {
 
 inline constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
-// An array of some dtype, misaligned to everything but its element.
+// An array of some dtype that begins `misalignment` elements after an address aligned to a cache line.
 class Elements {
  public:
-  Elements(DType dtype, size_t n) : dtype_(dtype), n_(n), storage_((n + 2) * SizeOf(dtype)) {}
-  Elements(DType dtype, const std::vector<float>& values) : Elements(dtype, values.size()) {
+  Elements(DType dtype, size_t n, size_t misalignment = 1)
+      : dtype_(dtype),
+        n_(n),
+        // A line before and one after the elements, to see that nothing is written there.
+        storage_((n + misalignment) * SizeOf(dtype) + 3 * kLine),
+        begin_(kLine + (kLine - reinterpret_cast<uintptr_t>(storage_.data()) % kLine) + misalignment * SizeOf(dtype)) {}
+  Elements(DType dtype, const std::vector<float>& values, size_t misalignment = 1)
+      : Elements(dtype, values.size(), misalignment) {
     for (size_t i = 0; i < n_; ++i) Set(i, values[i]);
   }
-  std::byte* data() { return storage_.data() + SizeOf(dtype_); }
-  const std::byte* data() const { return storage_.data() + SizeOf(dtype_); }
+  Elements(Elements&&) = default;  // moves the storage, which stays where it is
+  std::byte* data() { return storage_.data() + begin_; }
+  const std::byte* data() const { return storage_.data() + begin_; }
   float operator[](size_t i) const { return LoadAsFloat(dtype_, data(), static_cast<int64_t>(i)); }
   void Set(size_t i, float value) { StoreFromFloat(dtype_, value, data(), static_cast<int64_t>(i)); }
   size_t size() const { return n_; }
@@ -35,19 +44,22 @@ class Elements {
     for (size_t i = 0; i < n_; ++i) values[i] = (*this)[i];
     return values;
   }
-  bool operator==(const Elements& other) const { return storage_ == other.storage_; }
+  bool operator==(const Elements& other) const {
+    return n_ == other.n_ && dtype_ == other.dtype_ && std::memcmp(data(), other.data(), n_ * SizeOf(dtype_)) == 0;
+  }
   // Nothing was written beside the elements.
   bool EdgesAreUntouched() const {
     const auto is_zero = [](std::byte b) { return b == std::byte{0}; };
-    const auto width = static_cast<std::ptrdiff_t>(SizeOf(dtype_));
-    return std::all_of(storage_.begin(), storage_.begin() + width, is_zero) &&
-           std::all_of(storage_.end() - width, storage_.end(), is_zero);
+    return std::all_of(storage_.data(), data(), is_zero) &&
+           std::all_of(data() + n_ * SizeOf(dtype_), storage_.data() + storage_.size(), is_zero);
   }
 
  private:
+  static constexpr size_t kLine = 64;
   DType dtype_;
   size_t n_;
   std::vector<std::byte> storage_;
+  size_t begin_;
 };
 
 // A problem that owns its arrays.
@@ -65,6 +77,9 @@ struct Problem {
   bool has_beta = false;
   bool round_before_gamma = false;
   double gamma_offset = 0.0;
+  bool stream = false;
+  size_t misalignment = 1;                                // of input, residual and gate, in elements
+  size_t output_misalignment = 1;                         // of output and residual_sum
   std::vector<float> input, residual, gate, gamma, beta;  // the input's and gate's are rounded to input_dtype
 };
 
@@ -82,14 +97,18 @@ struct Answer {
   }
 };
 
-inline Answer Normalize(const Problem& p, int64_t row_begin = 0, int64_t row_end = -1) {
+// The answer to p that `run` writes, given its arguments.
+template <class Run>
+Answer NormalizeBy(const Problem& p, const Run& run) {
   const size_t n = static_cast<size_t>(p.rows * p.dim);
   const size_t groups = static_cast<size_t>(p.rows * (p.dim / p.group_size));
-  const Elements input(p.input_dtype, p.input);
-  const Elements residual(p.input_dtype, p.has_residual ? p.residual : std::vector<float>());
-  const Elements gate(p.input_dtype, p.gate_position == GatePosition::kNone ? std::vector<float>() : p.gate);
-  Answer answer{Elements(p.output_dtype, n), Elements(p.input_dtype, p.has_residual ? n : 0),
-                std::vector<float>(groups), std::vector<float>(groups)};
+  const bool gated = p.gate_position != GatePosition::kNone;
+  const Elements input(p.input_dtype, p.input, p.misalignment);
+  const Elements residual(p.input_dtype, p.has_residual ? p.residual : std::vector<float>(), p.misalignment);
+  const Elements gate(p.input_dtype, gated ? p.gate : std::vector<float>(), p.misalignment);
+  Answer answer{Elements(p.output_dtype, n, p.output_misalignment),
+                Elements(p.input_dtype, p.has_residual ? n : 0, p.output_misalignment), std::vector<float>(groups),
+                std::vector<float>(groups)};
   NormalizeRowsArgs args = {.kind = p.kind,
                             .gate_position = p.gate_position,
                             .round_before_gamma = p.round_before_gamma,
@@ -102,18 +121,39 @@ inline Answer Normalize(const Problem& p, int64_t row_begin = 0, int64_t row_end
                             .input = input.data(),
                             .output = answer.output.data(),
                             .inverse = answer.inverse.data(),
-                            .mean = answer.mean.data()};
+                            .mean = answer.mean.data(),
+                            .stream_output = p.stream};
   if (p.has_residual) {
     args.residual = residual.data();
     args.residual_sum = answer.residual_sum.data();
   }
-  if (p.gate_position != GatePosition::kNone) args.gate = gate.data();
+  if (gated) args.gate = gate.data();
   if (p.has_gamma) args.gamma = p.gamma.data();
   if (p.has_beta) args.beta = p.beta.data();
-  NormalizeRows(args, row_begin, row_end < 0 ? p.rows : row_end);
+  run(args);
   EXPECT_TRUE(answer.output.EdgesAreUntouched());
   EXPECT_TRUE(answer.residual_sum.EdgesAreUntouched());
   return answer;
+}
+
+inline Answer Normalize(const Problem& p, int64_t row_begin = 0, int64_t row_end = -1) {
+  return NormalizeBy(
+      p, [&](const NormalizeRowsArgs& args) { NormalizeRows(args, row_begin, row_end < 0 ? p.rows : row_end); });
+}
+
+inline Answer Normalize(const Arena& arena, const Problem& p) {
+  return NormalizeBy(p, [&](const NormalizeRowsArgs& args) { NormalizeRows(arena, args, p.rows); });
+}
+
+// Checks that every target of this CPU gives the bits of the scalar twin, which it returns.
+inline Answer CheckEveryTarget(const Problem& p) {
+  std::vector<Answer> answers;
+  ForEachSimd([&](Simd) {
+    answers.push_back(Normalize(p));
+    EXPECT_TRUE(answers.back() == answers.front());
+  });
+  EXPECT_EQ(SupportedSimd().front(), Simd::kScalar);
+  return std::move(answers.front());
 }
 
 inline Problem RandomProblem(int64_t rows, int64_t dim, DType input_dtype, DType output_dtype, uint32_t seed = 1) {

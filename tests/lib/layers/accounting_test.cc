@@ -35,6 +35,16 @@ TEST(AccountingTest, BiasesFlopsAndBytes) {
   EXPECT_EQ(gated.activation_bytes_per_row, 2 * 4096 * 2);
 }
 
+TEST(AccountingTest, Int8MatricesHaveScalesBesideThem) {
+  const FeedForwardCost gated = *CostOf(FeedForwardForm::kGated, 100, 70, true, DType::kInt8, DType::kFloat32);
+  EXPECT_EQ(gated.parameters, 3 * 100 * 70 + 2 * 70 + 100);
+  EXPECT_EQ(gated.flops_per_row, 6 * 100 * 70);
+  EXPECT_EQ(gated.weight_bytes, 3 * 100 * 70 + 2 * (2 * 70 * 4 + 100 * 3) + 4 * (2 * 70 + 100));
+  // Where blocks are full, 34 bytes stand for 32 weights.
+  EXPECT_EQ(Cost(FeedForwardForm::kPlain, 4096, 11008, false, DType::kInt8).weight_bytes,
+            int64_t{2} * 4096 * 11008 / 32 * 34);
+}
+
 TEST(AccountingTest, SizesOutOfRangeAreRefusedByName) {
   EXPECT_EQ(DetailsOf(GatedHiddenDim(0, 256).status()).field, "dim");
   EXPECT_EQ(DetailsOf(GatedHiddenDim(4096, 0).status()).field, "multiple_of");

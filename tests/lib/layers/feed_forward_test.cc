@@ -277,6 +277,12 @@ TEST(FeedForwardTest, WhatDoesNotFitIsRefusedByField) {
        [](auto&, auto&, auto& x) {
          x = Tensor::Allocate(DType::kFloat32, {2, 9});
        }},
+      {"int8 input", "input.dtype", "expected float32, float16 or bfloat16, got int8",
+       [](auto&, auto&, auto& x) {
+         x = Tensor::Allocate(DType::kInt8, {2, 8});
+       }},
+      {"int8 bias", "weights.up_bias.dtype", "got int8",
+       [](auto&, auto& w, auto&) { w.up_bias = Tensor::Allocate(DType::kInt8, {12}); }},
       {"no gate", "weights.gate", "the packing SEPARATE", [](auto&, auto& w, auto&) { w.gate.reset(); }},
       {"no up", "weights.up", "expected a tensor", [](auto&, auto& w, auto&) { w.up.reset(); }},
       {"no down", "weights.down", "expected a tensor", [](auto&, auto& w, auto&) { w.down.reset(); }},
@@ -357,6 +363,16 @@ TEST(FeedForwardTest, WhatDoesNotFitIsRefusedByField) {
     EXPECT_EQ(DetailsOf(status).field, one.field) << one.name << ": " << status;
     EXPECT_NE(std::string(status.message()).find(one.text), std::string::npos) << one.name << ": " << status;
   }
+}
+
+TEST(FeedForwardTest, AnswersInFloatsOnly) {
+  const FeedForwardSpec spec;
+  const FeedForwardWeights weights = SeededFeedForwardWeights(1, spec, DType::kFloat32, 8, 12, false);
+  const Tensor input = SeededInput(1, DType::kFloat32, {2, 8});
+  const absl::Status status = FeedForward(Arena(1), spec, weights, input, DType::kInt8, false).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DetailsOf(status).field, "output_dtype");
+  EXPECT_EQ(status.message(), "output_dtype: expected float32, float16 or bfloat16, got int8");
 }
 
 }  // namespace

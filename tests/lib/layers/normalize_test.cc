@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -167,6 +168,37 @@ TEST(NormalizeTest, ARowAloneHasTheBitsItHasInABatchOfAnySizeOnAnyThreads) {
   }
 }
 
+// Outputs that are larger than the caches are written another way, and few long rows are divided another way.
+TEST(NormalizeTest, LargeCallsHaveTheBitsOfSmallOnes) {
+  constexpr int64_t kElements = 4300800;  // 16.4 MiB
+  std::vector<float> values(kElements);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(static_cast<int32_t>(i * 2654435761u)) * 1e-9f;
+  ASSERT_TRUE(IsWorthStreaming(kElements * 4));
+  for (const NormKind kind : {NormKind::kRmsNorm, NormKind::kLayerNorm}) {
+    for (const int64_t dim : {1050, 1433600}) {
+      const Tensor x = Tensor::FromFloats(DType::kFloat32, {kElements / dim, dim}, values);
+      NormalizeInputs inputs = InputOf(x);
+      inputs.gamma = Tensor::FromFloats(DType::kFloat32, {dim}, absl::MakeConstSpan(values).first(dim));
+      for (const int threads : {1, 2}) {
+        const Arena arena(threads);
+        const auto all = Normalize(arena, SpecOf(kind), inputs, std::nullopt, true);
+        ASSERT_TRUE(all.ok()) << all.status();
+        for (const int64_t row : {int64_t{0}, x.dim(0) / 2, x.dim(0) - 1}) {
+          NormalizeInputs one = inputs;
+          one.input =
+              Tensor::FromFloats(DType::kFloat32, {1, dim}, absl::MakeConstSpan(values).subspan(row * dim, dim));
+          const auto alone = Normalize(Arena(1), SpecOf(kind), one, std::nullopt, true);
+          ASSERT_TRUE(alone.ok()) << alone.status();
+          EXPECT_EQ(std::memcmp(all->output.floats() + row * dim, alone->output.floats(), alone->output.num_bytes()),
+                    0);
+          EXPECT_EQ(all->inverse_rms->At(row), alone->inverse_rms->At(0));
+        }
+      }
+    }
+  }
+}
+
 struct BadCall {
   const char* name;
   const char* field;
@@ -203,6 +235,16 @@ TEST(NormalizeTest, WhatDoesNotFitIsRefusedByField) {
        }},
       {"offset without gamma", "gamma", "gamma_offset is 1", [](auto& s, auto&) { s.gamma_offset = 1; }},
       {"NaN offset", "spec.gamma_offset", "got nan", [=](auto& s, auto&) { s.gamma_offset = kNaN; }},
+      {"int8 input", "input.dtype", "expected float32, float16 or bfloat16, got int8",
+       [](auto&, auto& i) {
+         i.input = Tensor::Allocate(DType::kInt8, {2, 8});
+       }},
+      {"int8 gamma", "gamma.dtype", "got int8", [](auto&, auto& i) { i.gamma = Tensor::Allocate(DType::kInt8, {8}); }},
+      {"int8 beta", "beta.dtype", "got int8", [](auto&, auto& i) { i.beta = Tensor::Allocate(DType::kInt8, {8}); }},
+      {"int8 residual", "residual.dtype", "got int8",
+       [](auto&, auto& i) {
+         i.residual = Tensor::Allocate(DType::kInt8, {2, 8});
+       }},
       {"residual of another dtype", "residual.dtype", "expected the input's dtype float32, got float16",
        [](auto&, auto& i) {
          i.residual = SeededInput(1, DType::kFloat16, {2, 8});
@@ -225,6 +267,14 @@ TEST(NormalizeTest, WhatDoesNotFitIsRefusedByField) {
     EXPECT_EQ(DetailsOf(status).field, one.field) << one.name;
     EXPECT_NE(std::string(status.message()).find(one.text), std::string::npos) << one.name << ": " << status;
   }
+}
+
+TEST(NormalizeTest, AnswersInFloatsOnly) {
+  const NormalizeInputs inputs = InputOf(SeededInput(1, DType::kFloat32, {2, 8}));
+  const absl::Status status = Normalize(Arena(1), SpecOf(NormKind::kRmsNorm), inputs, DType::kInt8, false).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DetailsOf(status).field, "output_dtype");
+  EXPECT_EQ(status.message(), "output_dtype: expected float32, float16 or bfloat16, got int8");
 }
 
 }  // namespace

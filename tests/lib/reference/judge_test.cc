@@ -72,6 +72,60 @@ TEST(JudgeTest, SeesARoundingLeftOut) {
   EXPECT_TRUE(JudgeNormalize(after, one.inputs, one.outputs).within_contract);
 }
 
+// Judges `output` as the norm of one row `x`, with n rounded to 16 bits before γ.
+ErrorReport JudgeRounded(NormKind kind, DType dtype, std::vector<float> x, std::vector<float> gamma,
+                         std::vector<float> output, DType output_dtype, std::optional<double> epsilon = {}) {
+  const int64_t n = static_cast<int64_t>(x.size());
+  NormalizeSpec spec{.kind = kind, .epsilon = epsilon, .rounding = NormRounding::kBeforeGamma};
+  NormalizeInputs inputs{.input = Tensor::FromFloats(dtype, {1, n}, x)};
+  if (!gamma.empty()) inputs.gamma = Tensor::FromFloats(DType::kFloat32, {n}, gamma);
+  NormalizeOutputs outputs;
+  outputs.output = Tensor::FromFloats(output_dtype, {1, n}, output);
+  return JudgeNormalize(spec, inputs, outputs);
+}
+
+TEST(JudgeTest, TheRoundingBeforeGammaIsOne) {
+  // 22·r = 0.19146729104 is just above a tie of float16; float32 puts it on the tie, and from there it would go down.
+  const std::vector<float> x = {22, 161};
+  for (const auto& [first, right] : {std::pair(0x1.884p-3f, true), std::pair(0x1.88p-3f, false)}) {
+    EXPECT_EQ(JudgeRounded(NormKind::kRmsNorm, DType::kFloat16, x, {}, {first, 0x1.66cp0f}, DType::kFloat16, 0.0)
+                  .within_contract,
+              right)
+        << first;
+  }
+  // Real sizes hold many such values.
+  const Arena arena(1);
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const NormKind kind : {NormKind::kRmsNorm, NormKind::kLayerNorm}) {
+      NormCase one;
+      one.spec = {.kind = kind, .rounding = NormRounding::kBeforeGamma};
+      one.inputs.input = SeededInput(1, dtype, {64, 4096});
+      one.inputs.gamma = SeededGamma(1, dtype, 4096);
+      for (const GatePosition gate : {GatePosition::kNone, GatePosition::kFirst, GatePosition::kLast}) {
+        one.spec.gate_position = gate;
+        if (gate != GatePosition::kNone) one.inputs.gate = SeededInput(2, dtype, {64, 4096});
+        one.outputs = *Normalize(arena, one.spec, one.inputs, std::nullopt, false);
+        EXPECT_TRUE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract)
+            << Name(dtype) << " " << static_cast<int>(kind) << " " << static_cast<int>(gate);
+      }
+    }
+  }
+}
+
+TEST(JudgeTest, WhereTheMeanCancelsAllValuesWithinTheDoubtAreRight) {
+  const auto layer_norm = [](std::vector<float> x, float gamma, float answer, DType output) {
+    const std::vector<float> gammas(x.size(), gamma), answers(x.size(), answer);
+    return JudgeRounded(NormKind::kLayerNorm, DType::kBFloat16, x, gammas, answers, output);
+  };
+  for (const DType output : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    const ErrorReport exact = layer_norm({6.90625f}, -0.4485151f, -0.0f, output);
+    EXPECT_TRUE(exact.within_contract);
+    EXPECT_EQ(exact.max_rel_error, 0);
+    EXPECT_TRUE(layer_norm({2e26f, 2e26f}, 1, 0, output).within_contract);
+    EXPECT_FALSE(layer_norm({6.90625f}, -0.4485151f, 1e-3f, output).within_contract);
+  }
+}
+
 TEST(JudgeTest, SeesAWrongResidualSum) {
   NormCase one = MakeNorm(DType::kFloat32);
   one.inputs.residual = one.inputs.input;
@@ -126,6 +180,21 @@ TEST(JudgeTest, JudgesEveryStageOfAFeedForward) {
   for (const StageReport& stage : report.stages) stages.push_back(stage.stage);
   EXPECT_EQ(stages, (std::vector<std::string>{"gate", "up", "hidden", "inner_norm", "output"}));
   EXPECT_GT(report.max_abs_error, 0);
+}
+
+TEST(JudgeTest, ATinyActivationTimesInfinityIsInfinite) {
+  for (const Activation kind :
+       {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kQuickGelu, Activation::kSigmoid}) {
+    for (const double gate : {-25.0, -800.0, -1e5, -1e30}) {
+      FeedForwardSpec spec;
+      spec.activation.kind = kind;
+      const double sign = kind == Activation::kSigmoid ? 1 : -1;
+      EXPECT_EQ(reference::Gate(spec, gate, INFINITY), sign * INFINITY) << static_cast<int>(kind) << " " << gate;
+    }
+  }
+  for (const Activation kind : {Activation::kRelu, Activation::kReluSquared}) {
+    EXPECT_EQ(reference::Activate({kind}, -25.0), 0) << static_cast<int>(kind);
+  }
 }
 
 // One value inside is off: the stage that made it is found out, and the ones after it, which really consumed it, are

@@ -28,10 +28,10 @@ TEST_F(LayerLibraryTest, GivesALayerWithItsHashAndReadsItOnce) {
   const auto first = Acquire(library, kA);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ((*first)->name, kA);
-  EXPECT_TRUE(SameBits((*first)->layer, layer));
+  EXPECT_TRUE(SameBits(LayerOf(**first), layer));
   EXPECT_EQ((*first)->content_hash, ContentHash(layer));
   EXPECT_EQ((*first)->extent.hidden_dim, 12);
-  EXPECT_EQ(library.stats().memory_bytes, (*first)->extent.weight_bytes);
+  EXPECT_EQ(library.stats().memory_bytes, (*first)->memory_bytes);
   EXPECT_EQ(library.stats().prepared, 1);
 
   catalog_.finds = 0;

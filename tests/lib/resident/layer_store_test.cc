@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/weights/file_io.h"
+#include "tests/lib/layers/int8_testing.h"
 #include "tests/lib/resident/store_testing.h"
 
 namespace layerd {
@@ -69,6 +70,31 @@ TEST_F(LayerStoreTest, WhatIsUploadedIsThere) {
   store_ = OpenStore(folder_.path());
   ExpectLayer(*store_, kName, norm);
   EXPECT_EQ((*store_->Find(kName))->info().create_time, info.create_time);
+}
+
+TEST_F(LayerStoreTest, TheErrorOfAnInt8LayerIsKeptAndMayBeToldLater) {
+  FeedForwardLayer layer;
+  layer.weights = SeededInt8Weights(1, layer.spec, 40, 70, /*biases=*/true);
+  const auto told = [&] { return std::get<FeedForwardLayer>((*store_->Find(kName))->info().outline).quantization; };
+  ASSERT_TRUE(Upload(*store_, kName, layer).ok());
+  ExpectLayer(*store_, kName, layer);
+  EXPECT_EQ(told(), std::nullopt);
+  // The same layer is no other one for being told more of.
+  FeedForwardLayer with_error = layer;
+  for (const double error : {0.25, 0.125}) {
+    with_error.quantization = {.source_hash = std::string(64, 'a'),
+                               .matrices = {{"gate", error, 1}, {"up", error, 1}, {"down", error, 1}}};
+    const auto record = Upload(*store_, kName, with_error);
+    ASSERT_TRUE(record.ok()) << record.status();
+    ASSERT_TRUE(told());
+    EXPECT_TRUE(told() == with_error.quantization);
+  }
+  ASSERT_TRUE(Upload(*store_, kName, layer).ok());
+  store_ = nullptr;
+  store_ = OpenStore(folder_.path());
+  EXPECT_TRUE(told() == with_error.quantization) << "kept where nothing new is told, and after a restart";
+  ExpectLayer(*store_, kName, layer);
+  ExpectNoStrays(folder_.path(), *store_);
 }
 
 TEST_F(LayerStoreTest, ChunksOfAnySizeGiveTheSameLayer) {

@@ -39,6 +39,13 @@ inline bool SameBits(const Layer& a, const Layer& b) {
   return true;
 }
 
+// The layer with all its weights, in whatever form it is kept.
+inline Layer LayerOf(const PreparedLayer& prepared) {
+  Layer layer = prepared.layer;
+  if (prepared.packed) std::get<FeedForwardLayer>(layer).weights = prepared.packed->Unpacked();
+  return layer;
+}
+
 // Asks for a layer without waiting for it.
 inline std::future<Prepared> AcquireLater(LayerSource& library, std::string_view name,
                                           absl::Time deadline = absl::InfiniteFuture()) {

@@ -3,6 +3,8 @@
 #ifndef LAYERD_TESTS_LIB_RESIDENT_MEMORY_CATALOG_H_
 #define LAYERD_TESTS_LIB_RESIDENT_MEMORY_CATALOG_H_
 
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -48,31 +50,58 @@ class MemoryRecord : public LayerRecord {
   }
 
   const LayerInfo& info() const override { return info_; }
-  absl::StatusOr<Layer> Read() const override {
+  absl::StatusOr<std::unique_ptr<LayerReader>> Open() const override {
     ++reads;
     if (before_read) {
       if (auto status = before_read(); !status.ok()) return status;
     }
     if (gone) return LayerNotFound("layer", info_.name);
-    Layer copy = layer_;
-    for (const auto& [role, tensor] : WeightsOf(layer_)) {
-      Tensor bytes = Tensor::Allocate(tensor.dtype(), tensor.shape());
-      std::memcpy(bytes.mutable_data(), tensor.data(), tensor.num_bytes());
-      if (spoilt) bytes.mutable_data()[0] ^= std::byte{1};
-      if (auto status = SetWeight(copy, role, bytes); !status.ok()) return status;
-    }
-    return copy;
+    return std::make_unique<Reader>(*this);
   }
 
   LayerInfo& mutable_info() { return info_; }  // before anyone else has it
 
-  // Called at the beginning of Read(); an error is its answer. To be set before anyone reads.
+  // Called by Open(); an error is its answer. To be set before anyone reads.
   std::function<absl::Status()> before_read;
+  // Called by the reader before the bytes of `role` from `at` on are given into `out`, on the thread that reads; an error
+  // is its answer. To be set before anyone reads.
+  std::function<absl::Status(std::string_view role, size_t at, absl::Span<std::byte> out)> before_piece;
+  // Called at the end of all reading; an error is the reader's answer.
+  std::function<absl::Status()> before_finish;
   mutable std::atomic<int> reads = 0;
-  std::atomic<bool> gone = false;    // Read() is NOT_FOUND
-  std::atomic<bool> spoilt = false;  // Read() gives other bits
+  std::atomic<bool> gone = false;    // Open() is NOT_FOUND
+  std::atomic<bool> spoilt = false;  // each weight's first byte is another
 
  private:
+  class Reader : public LayerReader {
+   public:
+    explicit Reader(const MemoryRecord& record) : record_(record) {
+      for (const auto& [role, weight] : WeightsOf(record.layer_)) weights_.emplace(role, Place{weight});
+    }
+    absl::Status Next(std::string_view role, absl::Span<std::byte> out) override {
+      auto& [weight, at] = weights_.find(role)->second;
+      if (record_.before_piece) {
+        if (auto status = record_.before_piece(role, at, out); !status.ok()) return status;
+      }
+      std::memcpy(out.data(), weight.data() + at, out.size());
+      if (at == 0 && record_.spoilt) out[0] ^= std::byte{1};
+      at += out.size();
+      return absl::OkStatus();
+    }
+    absl::Status Finish() override {
+      for (const auto& [role, place] : weights_) EXPECT_EQ(place.at, place.weight.num_bytes()) << role;
+      return record_.before_finish ? record_.before_finish() : absl::OkStatus();
+    }
+
+   private:
+    struct Place {
+      Tensor weight;
+      size_t at = 0;
+    };
+    const MemoryRecord& record_;
+    std::map<std::string_view, Place> weights_;  // by role
+  };
+
   LayerInfo info_;
   Layer layer_;
 };

@@ -10,6 +10,7 @@
 #include "lib/base/errors.h"
 #include "lib/resident/layer_library.h"
 #include "lib/weights/layer_hash.h"
+#include "tests/lib/resident/library_testing.h"
 #include "tests/lib/resident/model_folders_testing.h"
 
 namespace layerd {
@@ -296,7 +297,7 @@ TEST_F(ModelFoldersTest, ALibraryAboveItGivesWhatIsThereNow) {
   const auto now = Acquire(library, NameOf("m", kMlp));
   ASSERT_TRUE(now.ok()) << now.status();
   EXPECT_NE((*now)->content_hash, (*old)->content_hash);
-  EXPECT_EQ((*now)->content_hash, ContentHash((*now)->layer));
+  EXPECT_EQ((*now)->content_hash, ContentHash(LayerOf(**now)));
   folder_.Write("m/config.json", "[]");
   Look(2);
   EXPECT_EQ(*Acquire(library, NameOf("m", kMlp)), *now);

@@ -3,12 +3,14 @@
 #include <fcntl.h>
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_replace.h"
 #include "lib/resident/store_files.h"
 #include "lib/resident/upload_reader.h"
+#include "tests/lib/layers/int8_testing.h"
 #include "tests/lib/resident/store_testing.h"
 
 namespace layerd {
@@ -82,6 +84,38 @@ TEST(StoreRecord, ComesBack) {
   }
 }
 
+TEST(StoreRecord, OfAnInt8LayerIsOfVersion2AndTellsItsError) {
+  FeedForwardLayer layer;
+  layer.weights = SeededInt8Weights(1, layer.spec, 40, 7, /*biases=*/true);
+  for (const bool told : {false, true}) {
+    if (told) {
+      layer.quantization = {.source_hash = std::string(64, 'a'),
+                            .matrices = {{"gate", 0.1, 0.2}, {"up", 0.3, 0.4}, {"down", 0, 1e-9}},
+                            .output_relative_rms_error = 0.0071,
+                            .rows = 16,
+                            .seed = 1};
+    }
+    const StoredLayer stored = StoredFrom(layer, SafetensorsOf(layer));
+    const std::string text = RecordText(stored);
+    EXPECT_THAT(text, HasSubstr("\"version\": 2,"));
+    const StoredLayer back = ParseRecord(kName, text);
+    ASSERT_TRUE(back.info.status.ok()) << back.info.status;
+    EXPECT_EQ(RecordText(back), text);
+    EXPECT_EQ(back.info.content_hash, ContentHash(layer));
+    EXPECT_EQ(back.info.extent.parameters, 3 * 40 * 7 + 2 * 7 + 40);
+    EXPECT_TRUE(std::get<FeedForwardLayer>(back.info.outline).quantization == layer.quantization);
+  }
+  const std::string text = RecordText(StoredFrom(layer, SafetensorsOf(layer)));
+  for (const auto& [from, to, part] :
+       {std::tuple("\"rows\": 16", "\"rows\": -16", "quantization.rows: expected a whole number"),
+        {"\"rows\": 16", "\"lines\": 16", "quantization.rows"},
+        {"\"role\": \"down\"\n   }\n  ],", "\"role\": \"gate_up\"\n   }\n  ],", "expected"},
+        {"aaaaaa", "AAAAAA", "quantization.source_hash: expected 64 hexadecimal digits"}}) {
+    const StoredLayer damaged = ParseRecord(kName, absl::StrReplaceAll(text, {{from, to}}));
+    ExpectStoreError(damaged.info.status, absl::StatusCode::kFailedPrecondition, "LAYER_DAMAGED", "", {part});
+  }
+}
+
 TEST(StoreRecord, DamageIsFoundAndNamed) {
   const std::string text = RecordText(StoredNorm());
   const std::string other_hash(64, '0');
@@ -97,7 +131,9 @@ TEST(StoreRecord, DamageIsFoundAndNamed) {
       {"[]", "expected an object"},
       {"{}", "version: expected a value"},
       {text + std::string(kMaxRecordBytes, ' '), "expected at most 1048576 bytes"},
-      {with("\"version\": 1", "\"version\": 2"), "version: expected 1; a newer server"},
+      {with("\"version\": 1", "\"version\": 3"), "version: expected 1 or 2; a newer server"},
+      {with("\"version\": 1,", "\"version\": 1, \"quantization\": {},"), "expected no other keys"},
+      {with("\"version\": 1,", "\"version\": 2, \"quantization\": {},"), "quantization: expected nothing, since"},
       {with("\"version\": 1", "\"version\": \"1\""), "version: expected a whole number"},
       {with("\"version\": 1", "\"version\": -1"), "version: expected a whole number"},
       {with("\"version\": 1,", "\"version\": 1, \"version\": 1,"), "\"version\" stands there twice"},
@@ -114,7 +150,7 @@ TEST(StoreRecord, DamageIsFoundAndNamed) {
       {with("\"rounding\": \"before_gamma\"", "\"gamma_offset\": 0"), "spec.rounding: expected"},
       {with("\"normalize\"", "\"feed_forward\""), "feed_forward.form"},
       {with("\"normalize\"", "\"norm\""), "normalize: expected either"},
-      {with("\"F32\"", "\"F64\""), "weights.dtype: expected F32, F16 or BF16"},
+      {with("\"F32\"", "\"F64\""), "weights.dtype: expected F32, F16, BF16 or I8"},
       {with("\"F32\"", "\"F16\""), "weights.gamma: expected as many bytes"},
       {with("\"gamma\"", "\"beta\""), "weights.gamma: expected"},
       {with("\"gamma\"", "\"delta\""), "weights.delta: expected weights named"},
@@ -157,10 +193,23 @@ TEST(StoreRecord, EveryByteOfTheWeightsIsGuarded) {
   const Layer layer = SeededSwiGlu(3, 2, 3);
   const std::string bytes = SafetensorsOf(layer);
   const StoredLayer stored = StoredFrom(layer, bytes);
-  const auto read = [&](const std::string& changed) {
-    const Descriptor file(open(folder.Write("w", changed).c_str(), O_RDONLY | O_CLOEXEC));
-    return ReadWeights(stored, file.get());
+  // By two bytes at a time, so that no read is the whole of a weight.
+  const auto read_from = [&](const std::string& path) -> absl::StatusOr<Layer> {
+    auto reader = StoreReader::Open(stored, Descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC)));
+    if (!reader.ok()) return reader.status();
+    Layer result = stored.info.outline;
+    for (const auto& [role, outline] : WeightsOf(stored.info.outline)) {
+      Tensor weight = Tensor::Allocate(outline.dtype(), outline.shape());
+      for (size_t at = 0; at < weight.num_bytes(); at += 2) {
+        auto status = (*reader)->Next(role, absl::MakeSpan(weight.mutable_data() + at, 2));
+        if (!status.ok()) return status;
+      }
+      if (auto status = SetWeight(result, role, weight); !status.ok()) return status;
+    }
+    if (auto status = (*reader)->Finish(); !status.ok()) return status;
+    return result;
   };
+  const auto read = [&](const std::string& changed) { return read_from(folder.Write("w", changed)); };
   const auto whole = read(bytes);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ(ContentHash(*whole), ContentHash(layer));
@@ -178,8 +227,7 @@ TEST(StoreRecord, EveryByteOfTheWeightsIsGuarded) {
     ExpectStoreError(read(changed).status(), absl::StatusCode::kFailedPrecondition, "LAYER_DAMAGED", "",
                      {absl::StrCat("expected a file of ", bytes.size(), " bytes")});
   }
-  ExpectStoreError(ReadWeights(stored, Descriptor(open(folder.path().c_str(), O_RDONLY | O_CLOEXEC)).get()).status(),
-                   absl::StatusCode::kFailedPrecondition, "LAYER_DAMAGED", "");
+  ExpectStoreError(read_from(folder.path()).status(), absl::StatusCode::kFailedPrecondition, "LAYER_DAMAGED", "");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/lib/layers/int8_testing.h"
 #include "tests/lib/resident/store_testing.h"
 
 namespace layerd {
@@ -44,7 +45,9 @@ TEST(UploadReader, ReadsEveryKindOfLayer) {
   FeedForwardLayer packed;
   packed.spec.packing = GateUpPacking::kHalves;
   packed.weights = SeededFeedForwardWeights(1, packed.spec, DType::kBFloat16, 3, 7, /*biases=*/true);
-  for (const Layer& layer : {Layer(norm), SeededSwiGlu(1), Layer(packed)}) {
+  FeedForwardLayer int8;
+  int8.weights = SeededInt8Weights(1, int8.spec, 40, 7, /*biases=*/true);
+  for (const Layer& layer : {Layer(norm), SeededSwiGlu(1), Layer(packed), Layer(int8)}) {
     const std::string bytes = SafetensorsOf(layer);
     const auto read = ReadUpload(layer, bytes, bytes.size());
     ASSERT_TRUE(read.ok()) << read.status();
@@ -122,6 +125,8 @@ TEST(UploadReader, RefusesAHeaderWithItsLastByte) {
   grouped.spec.group_size = 4;
   FeedForwardLayer plain;
   plain.spec.form = FeedForwardForm::kPlain;
+  FeedForwardLayer quantized = plain;
+  quantized.quantization = {.source_hash = std::string(64, 'a'), .matrices = {{"up", 0, 0}}};
   const std::vector<BadHeader> bad = {
       {norm, "{}", 0, "MISSING", "weights.gamma", "a norm"},
       {norm, "[]", 0, "SAFETENSORS_HEADER_JSON", "chunk", "the upload: the header"},
@@ -131,7 +136,24 @@ TEST(UploadReader, RefusesAHeaderWithItsLastByte) {
       {norm, "{" + gamma + "," + gamma + "}", 8, "SAFETENSORS_DUPLICATE_KEY", "chunk", "twice"},
       {norm, "{" + entry("gamma", "ZZ", "[2]", 0, 8) + "}", 8, "SAFETENSORS_DTYPE", "chunk", "\"ZZ\""},
       {norm, "{" + entry("gamma", "F64", "[1]", 0, 8) + "}", 8, "DTYPE", "weights.gamma.dtype", "got F64"},
-      {norm, "{" + entry("gamma", "I8", "[8]", 0, 8) + "}", 8, "DTYPE", "weights.gamma.dtype", "F32, F16 or BF16"},
+      {norm, "{" + entry("gamma", "U8", "[8]", 0, 8) + "}", 8, "DTYPE", "weights.gamma.dtype", "F32, F16, BF16 or I8"},
+      {norm, "{" + entry("gamma", "I8", "[8]", 0, 8) + "}", 8, "DTYPE_MISMATCH", "weights.gamma.dtype", "got int8"},
+      {plain, absl::StrCat("{", entry("up", "I8", "[4,2]", 0, 8), ",", entry("down", "F32", "[1,4]", 8, 24), "}"), 24,
+       "MISSING", "weights.up_scale", "expected scales, float16 [4, 1], since weights.up is int8"},
+      {plain,
+       absl::StrCat("{", entry("up", "I8", "[4,2]", 0, 8), ",", entry("up_scale", "F32", "[4,1]", 8, 24), ",",
+                    entry("down", "F32", "[1,4]", 24, 40), "}"),
+       40, "DTYPE_MISMATCH", "weights.up_scale.dtype", "expected float16, got float32"},
+      {plain,
+       absl::StrCat("{", entry("up", "I8", "[4,2]", 0, 8), ",", entry("up_scale", "F16", "[4]", 8, 16), ",",
+                    entry("down", "F32", "[1,4]", 16, 32), "}"),
+       32, "SHAPE_MISMATCH", "weights.up_scale.shape", "expected [4, 1], one for each 32 inputs"},
+      {plain,
+       absl::StrCat("{", entry("up", "F16", "[4,1]", 0, 8), ",", entry("up_scale", "F16", "[4,1]", 8, 16), ",",
+                    entry("down", "F32", "[1,4]", 16, 32), "}"),
+       32, "UNEXPECTED_FIELD", "weights.up_scale", "since weights.up is float16"},
+      {quantized, "{" + entry("up", "F32", "[4,1]", 0, 16) + "," + entry("down", "F32", "[1,4]", 16, 32) + "}", 32,
+       "QUANTIZATION", "header.quantization", "since the layer has no int8 matrix"},
       {norm, "{" + entry("weight", "F32", "[2]", 0, 8) + "}", 8, "UNKNOWN_WEIGHT", "weights.weight", "gamma, beta"},
       {norm, "{" + entry("../gamma", "F32", "[2]", 0, 8) + "}", 8, "UNKNOWN_WEIGHT", "weights.../gamma", "gamma, beta"},
       {norm, "{" + entry(std::string(20'000, 'w'), "F32", "[2]", 0, 8) + "}", 8, "UNKNOWN_WEIGHT",
@@ -146,7 +168,7 @@ TEST(UploadReader, RefusesAHeaderWithItsLastByte) {
       {norm, "{" + gamma + "," + entry("beta", "F32", "[1]", 8, 12) + "}", 12, "SHAPE_MISMATCH", "weights.beta.shape",
        ""},
       {grouped, "{" + gamma + "}", 8, "OUT_OF_RANGE", "header.normalize.group_size", "divisor of 2"},
-      {SeededSwiGlu(1), "{" + gamma + "}", 8, "UNKNOWN_WEIGHT", "weights.gamma", "gate, up"},
+      {SeededSwiGlu(1), "{" + gamma + "}", 8, "UNKNOWN_WEIGHT", "weights.gamma", "gate, gate_scale, up, up_scale"},
       {plain, "{" + entry("gate", "F32", "[1,2]", 0, 8) + "}", 8, "UNEXPECTED_FIELD", "weights.gate", "PLAIN"},
       {plain, "{" + entry("up", "F32", "[1,2]", 0, 8) + "}", 8, "MISSING", "weights.down", ""},
       {plain,
@@ -218,6 +240,11 @@ TEST(CheckOptions, NamesTheFieldOfTheHeader) {
                    feed_forward_field + "swish_beta");
   ExpectStoreError(feed_forward([](auto& s) { s.inner_norm = InnerNorm{-1.0}; }), kInvalid, "EPSILON_OUT_OF_RANGE",
                    feed_forward_field + "inner_norm.epsilon");
+  FeedForwardLayer quantized{.spec = ReluSpec()};
+  quantized.quantization = {.source_hash = std::string(64, 'a'), .matrices = {{"up", 0, 0}}};
+  EXPECT_TRUE(CheckOptions(quantized).ok()) << "whether there is such a matrix, only the weights tell";
+  quantized.quantization->source_hash = "x";
+  ExpectStoreError(CheckOptions(quantized), kInvalid, "QUANTIZATION", "header.quantization.source_hash");
 }
 
 }  // namespace

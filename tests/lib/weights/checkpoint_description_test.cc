@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "lib/layers/seeded.h"
 #include "tests/lib/weights/checkpoint_files.h"
 
 namespace layerd {
@@ -67,6 +68,38 @@ TEST(CheckpointDescription, EveryOption) {
                            "gated: gate_up in turns, down [out, in], biases, inner norm; silu with beta 2; gate at "
                            "most 7; up within 8; up + 1; d 4, h 4, out 3; F32"},
                           {"n", "rms_norm; eps 0.0; before_gamma; gamma + 1; groups of 2; gate last; d 4; F32"}}));
+}
+
+// fc1 and fc2 in int8 with their scales, by the names that `scale` makes.
+void WriteInt8(const std::string& path, bool scales) {
+  std::map<std::string, Tensor> tensors = {{"fc1.q", SeededTensor(1, "up", DType::kInt8, {6, 40}, 128)},
+                                           {"fc2.q", SeededTensor(1, "down", DType::kInt8, {40, 6}, 128)}};
+  if (scales) {
+    tensors.emplace("fc1.s", SeededTensor(1, "up_scale", DType::kFloat16, {6, 2}, 0.1));
+    tensors.emplace("fc2.s", SeededTensor(1, "down_scale", DType::kFloat16, {40, 1}, 0.1));
+  }
+  EXPECT_TRUE(WriteSafetensors(path, tensors).ok());
+}
+
+TEST(CheckpointDescription, Int8MatricesHaveTheirScalesBesideThem) {
+  const std::string start =
+      R"({"layer":"ffn","feed_forward":{"form":"plain","activation":"relu","layout":"out_in"},"weights":{"up":"fc1.q",)";
+  const Model model({}, "", Entries(start + R"("up_scale":"fc1.s","down":"fc2.q","down_scale":"fc2.s"}})"));
+  WriteInt8(model.folder().File("model.safetensors"), true);
+  EXPECT_EQ(Described(model.Open()), (Descriptions{{"ffn", "plain: up, down [out, in]; relu; d 40, h 6; I8"}}));
+  const auto layer = (*model.Open()->Find("ffn"))->Read();
+  EXPECT_TRUE(SameBits(WeightOf(layer, "down_scale"), SeededTensor(1, "down_scale", DType::kFloat16, {40, 1}, 0.1)));
+  EXPECT_EQ(CheckLayer(*layer)->parameters, 2 * 6 * 40);
+
+  // Whose scales nobody names, or that has none, is listed and cannot be used.
+  model.folder().Write("layerd.json", Entries(start + R"("down":"fc2.q","down_scale":"fc2.s"}})"));
+  ExpectUnusable(StatusOf(model.Open(), "ffn"), "LAYER_INCOMPLETE",
+                 {"tensor \"fc1.q\": weights.up_scale: expected scales, float16 [6, 2], since weights.up is int8"});
+  model.folder().Write("layerd.json", Entries(start + R"("up_scale":"fc2.s","down":"fc2.q","down_scale":"fc2.s"}})"));
+  ExpectUnusable(StatusOf(model.Open(), "ffn"), "LAYER_DAMAGED",
+                 {"tensor \"fc2.s\": weights.up_scale.shape: expected [6, 2]"});
+  WriteInt8(model.folder().File("model.safetensors"), false);
+  ExpectUnusable(StatusOf(model.Open(), "ffn"), "LAYER_INCOMPLETE", {"there is no tensor \"fc2.s\""});
 }
 
 TEST(CheckpointDescription, GoesOverTheFamilyForItsOwnLayers) {

@@ -136,15 +136,22 @@ TEST_F(Sharded, ImpossibleShapeSpoilsOnlyThatTensor) {
 }
 
 TEST_F(Sharded, UnusableDtypeSpoilsOnlyThatLayer) {
-  for (const char* dtype : {"I8", "F8_E4M3", "U8"}) {
-    folder_.Write(Shard(1), SafetensorsBytes(absl::StrCat(R"({"layers.1.input_layernorm.weight":{"dtype":")", dtype,
-                                                          R"(","shape":[4],"data_offsets":[0,4]}})"),
-                                             4));
+  for (const char* dtype : {"I16", "F8_E4M3", "U8"}) {
+    folder_.Write(Shard(1),
+                  SafetensorsBytes(absl::StrCat(R"({"layers.1.input_layernorm.weight":{"dtype":")", dtype,
+                                                R"(","shape":[4],"data_offsets":[0,)", *dtype == 'I' ? 8 : 4, "]}}"),
+                                   *dtype == 'I' ? 8 : 4));
     const auto checkpoint = Open();
     ExpectUnusable(StatusOf(checkpoint, Layer(1)), "LAYER_DTYPE",
-                   {"layers.1.input_layernorm.weight", Shard(1), "F32, F16 and BF16", dtype});
+                   {"layers.1.input_layernorm.weight", Shard(1), "F32, F16, BF16 and I8", dtype});
     EXPECT_TRUE(StatusOf(checkpoint, Layer(0)).ok());
   }
+  // Int8 is for matrices.
+  folder_.Write(Shard(1), SafetensorsBytes(R"({"layers.1.input_layernorm.weight":{"dtype":"I8","shape":[4],)"
+                                           R"("data_offsets":[0,4]}})",
+                                           4));
+  ExpectUnusable(StatusOf(Open(), Layer(1)), "LAYER_DTYPE",
+                 {"tensor \"layers.1.input_layernorm.weight\"", "float16 or bfloat16, got int8"});
 }
 
 TEST_F(Sharded, LinksOutOfTheFolderAreRefused) {

@@ -102,6 +102,28 @@ TEST(CanonicalText, OfAFeedForwardLayer) {
             "down F16 [3, 4] <down>\n");
 }
 
+TEST(CanonicalText, HasScalesBehindTheirMatricesAndNothingOfTheQuantization) {
+  FeedForwardLayer layer;
+  layer.spec = {.form = FeedForwardForm::kPlain, .activation = {Activation::kRelu}};
+  layer.weights.up = Tensor::WithoutData(DType::kInt8, {4, 40});
+  layer.weights.up_scale = Tensor::WithoutData(DType::kFloat16, {4, 2});
+  layer.weights.up_bias = Tensor::WithoutData(DType::kFloat32, {4});
+  layer.weights.down = Tensor::WithoutData(DType::kInt8, {40, 4});
+  layer.weights.down_scale = Tensor::WithoutData(DType::kFloat16, {40, 1});
+  const std::string text =
+      "layerd layer 1\n"
+      "feed_forward form=plain activation=relu swish_beta=3ff0000000000000 packing=separate layout=out_in"
+      " gate_max=none up_limit=none up_offset=0000000000000000 inner_norm=none\n"
+      "up I8 [4, 40] <up>\n"
+      "up_scale F16 [4, 2] <up_scale>\n"
+      "down I8 [40, 4] <down>\n"
+      "down_scale F16 [40, 1] <down_scale>\n"
+      "up_bias F32 [4] <up_bias>\n";
+  EXPECT_EQ(Text(layer), text);
+  layer.quantization.emplace();
+  EXPECT_EQ(Text(layer), text);
+}
+
 TEST(ContentHash, IsTheSha256OfTheText) {
   const NormalizeLayer layer = Norm();
   const std::string data_hash = Sha256Of(layer.weights.gamma->bytes());

@@ -159,6 +159,7 @@ std::vector<HostileFile> HostileFiles() {
       {"Float64", Described("'<f8'"), "DTYPE", {"float64 is not read", "astype('<f4')"}},
       {"BigEndian", Described("'>f4'"), "DTYPE", {"big-endian", "astype('<f4')"}},
       {"Integers", Described("'<i4'"), "DTYPE", {"\"<i4\"", "astype('<f4')"}},
+      {"Unsigned", Described("'|u1'"), "DTYPE", {"'<f4', '<f2' or '|i1'", "\"|u1\""}},
       {"BFloat16", Described("'<V2'"), "DTYPE", {"bfloat16", ".safetensors"}},
       {"Pickled", Described("'|O'"), "DTYPE", {"\"|O\""}},
       {"Structured", Described("[('x', '<f4')]"), "HEADER", {"structured"}},
@@ -213,6 +214,7 @@ TEST(WriteNpy, WhatIsWrittenIsReadBack) {
       Tensor::FromFloats(DType::kFloat32, {}, {7}),
       Tensor::FromFloats(DType::kFloat32, {3}, {1, -0.0f, std::numeric_limits<float>::infinity()}),
       Tensor::FromFloats(DType::kFloat16, {2, 2}, {1, 2, 3, 4}),
+      Tensor::FromFloats(DType::kInt8, {2, 3}, {-128, -1, 0, 1, 64, 127}),
       Tensor::Allocate(DType::kFloat32, {2, 0, 4}),
       Tensor::FromFloats(DType::kFloat16, {1, 1, 1, 1, 1, 1, 1, 1}, {0.5}),
   };

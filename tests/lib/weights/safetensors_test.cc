@@ -326,15 +326,29 @@ TEST(SafetensorsFile, UnusableDtypesAreErrorsOnlyWhenRead) {
   const TemporaryFolder folder;
   const auto file = SafetensorsFile::Open(folder.Write(
       "m.safetensors",
-      SafetensorsBytes(absl::StrCat("{", Entry("good", "F16", "[1]", "[0,2]"), ",", Entry("ints", "I8", "[2]", "[2,4]"),
+      SafetensorsBytes(absl::StrCat("{", Entry("good", "F16", "[1]", "[0,2]"), ",", Entry("ints", "U8", "[2]", "[2,4]"),
                                     ",", Entry("doubles", "F64", "[1]", "[4,12]"), "}"),
                        12)));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_TRUE(file->Read("good").ok());
-  ExpectError(file->Read("ints").status(), kInvalid, "SAFETENSORS_DTYPE", {"m.safetensors", "\"ints\"", "I8"});
+  ExpectError(file->Read("ints").status(), kInvalid, "SAFETENSORS_DTYPE", {"m.safetensors", "\"ints\"", "U8"});
   ExpectError(file->Read("doubles").status(), kInvalid, "SAFETENSORS_DTYPE", {"\"doubles\"", "F64"});
   EXPECT_TRUE(file->ReadDoubles("doubles").ok());
-  ExpectError(file->ReadDoubles("ints").status(), kInvalid, "SAFETENSORS_DTYPE", {"\"ints\"", "I8"});
+  ExpectError(file->ReadDoubles("ints").status(), kInvalid, "SAFETENSORS_DTYPE", {"\"ints\"", "U8"});
+}
+
+TEST(SafetensorsFile, Int8IsReadAndWritten) {
+  const TemporaryFolder folder;
+  const Tensor ints = Tensor::FromFloats(DType::kInt8, {3}, {-128, 5, 127});
+  const Tensor scale = Tensor::FromFloats(DType::kFloat16, {1}, {0.5f});
+  ASSERT_TRUE(WriteSafetensors(folder.File("m.safetensors"), {{"a", ints}, {"b", scale}}).ok());
+  const auto file = SafetensorsFile::Open(folder.File("m.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->Find("a")->dtype, "I8");
+  EXPECT_EQ(file->Find("b")->begin, 0u) << "wider elements first, so that all are aligned";
+  EXPECT_TRUE(SameBits(*file->Read("a"), ints));
+  EXPECT_TRUE(SameBits(*file->Read("b"), scale));
+  EXPECT_EQ(*file->ReadDoubles("a"), (std::vector<double>{-128, 5, 127}));
 }
 
 TEST(SafetensorsFile, UnknownTensorIsNotFound) {
