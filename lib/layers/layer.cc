@@ -53,7 +53,14 @@ absl::StatusOr<LayerExtent> CheckWeights(const FeedForwardLayer& layer) {
   const bool out_in = layer.spec.layout == WeightLayout::kOutIn;
   const int64_t dim = first && first->rank() == 2 ? first->dim(out_in ? 1 : 0) : 1;
   const auto extent = CheckFeedForward(layer.spec, weights, NoRows(dim == 0 ? 1 : dim));
-  if (!extent.ok()) return extent.status();
+  if (!extent.ok()) {
+    const ErrorDetails details = DetailsOf(extent.status());
+    if (first && first->rank() != 2 && details.reason == "SHAPE_MISMATCH") {  // nobody said what d is
+      return InvalidField(details.field, details.reason,
+                          absl::StrCat("expected a matrix, got ", ToString(first->shape())));
+    }
+    return extent.status();
+  }
   if (layer.quantization) {
     std::vector<std::string_view> int8_matrices;
     for (const auto& [role, matrix, scale] : kFeedForwardMatrices) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/base/errors.h"
+#include "lib/layers/layer.h"
 #include "lib/layers/seeded.h"
 #include "lib/reference/judge.h"
 
@@ -373,6 +374,15 @@ TEST(FeedForwardTest, AnswersInFloatsOnly) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DetailsOf(status).field, "output_dtype");
   EXPECT_EQ(status.message(), "output_dtype: expected float32, float16 or bfloat16, got int8");
+}
+
+// A layer that is kept comes without an input, so its first matrix tells d.
+TEST(FeedForwardTest, ALayerWhoseFirstMatrixIsNoneIsToldSoWithoutASizeOfItsOwnMaking) {
+  FeedForwardLayer layer;
+  layer.weights = SeededFeedForwardWeights(1, layer.spec, DType::kFloat32, 8, 12, false);
+  ASSERT_TRUE(CheckLayer(layer).ok());
+  layer.weights.gate = Tensor::Allocate(DType::kFloat32, {96});
+  EXPECT_EQ(CheckLayer(layer).status().message(), "weights.gate.shape: expected a matrix, got [96]");
 }
 
 }  // namespace
