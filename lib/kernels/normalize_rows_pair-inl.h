@@ -20,13 +20,14 @@ HWY_BEFORE_NAMESPACE();
 namespace layerd {
 namespace HWY_NAMESPACE {
 
-// x·γ = q + e exactly, r = h + l exactly with h ≤ r in float32, q·h = v + f exactly: so x·γ·r is v + (q·l + e·h + f) but
-// for e·l. In units u = 2⁻²⁴·|v|: |e·h| ≤ u, |f| ≤ u, 0 ≤ q·l ≤ 2u, e·l ≤ 2⁻²³·u. The rounding of l costs 2⁻²³·u,
-// that of e·h + f 2⁻²³·u, that of the whole tail 2⁻²²·u: with e·l, 5·2⁻⁴⁷·|v| in all, and the exact form's own roundings
-// 2⁻⁵¹·|v|, is less than δ = 2⁻⁴⁴·|v|. The tail is computed for l + δ and for l − δ: as rounding is monotone, where both
-// sums v + tail are the same float32, what lies between them is rounded to it too.
+// x·γ = q + e exactly, r = h + l exactly with h ≤ r in float32, q·h = v + f exactly: so x·γ·r is v + t with
+// t = q·l + e·h + f but for e·l. In units u = 2⁻²⁴·|v|: |e·h| ≤ u, |f| ≤ u, 0 ≤ q·l ≤ 2u, e·l ≤ 2⁻²³·u. The rounding of l
+// costs 2⁻²³·u, that of e·h + f 2⁻²³·u, that of t 2⁻²²·u: with e·l, 5·2⁻⁴⁷·|v| in all, and with the exact form's own
+// roundings, 2⁻⁵¹·|v|, less than 2⁻⁴⁴·⁶·|v|. As v is a float32, no point at which the rounding of v + t changes is nearer
+// to v than 2⁻²⁵·|v|; so there t is right within a part in 2¹⁹, and where v + t·(1 ± 2⁻¹⁹) are the same float32, the exact
+// form's value is rounded to it too.
 //
-// Signs of zero: with q = ±0 the tail that is subtracted is 0 − 0 = +0 or −0 − 0 = −0, and v − tail is v.
+// Signs of zero: −t is computed and subtracted. With q = ±0 it is ∓0, and v − (∓0) is v.
 //
 // All this holds where nothing overflowed or underflowed. The processor's sticky flags tell.
 class PairForm : public Form<float> {
@@ -50,10 +51,8 @@ class PairForm : public Form<float> {
     const DW d;
     const double r = in.statistics.inverse;
     const double high = std::bit_cast<double>(std::bit_cast<uint64_t>(r) & ~uint64_t{0x1FFFFFFF});
-    const double low = r - high, delta = r * 0x1p-44;
     high_ = hn::Set(d, static_cast<float>(high));
-    low_and_more_ = hn::Set(d, static_cast<float>(low + delta));
-    low_and_less_ = hn::Set(d, static_cast<float>(low - delta));
+    low_ = hn::Set(d, static_cast<float>(r - high));
     scale_ = weights.scale_at(in.group.offset);
   }
 
@@ -66,8 +65,9 @@ class PairForm : public Form<float> {
     const VW e = hn::MulSub(x_at, scale, q);
     const VW v = hn::Mul(q, high_);
     const VW f = hn::MulAdd(e, high_, hn::MulSub(q, high_, v));
-    const VW z = hn::Sub(v, hn::NegMulSub(q, low_and_more_, f));
-    const VW other = hn::Sub(v, hn::NegMulSub(q, low_and_less_, f));
+    const VW minus_t = hn::NegMulSub(q, low_, f);
+    const VW z = hn::NegMulAdd(minus_t, hn::Set(DW(), 1 + 0x1p-19f), v);
+    const VW other = hn::NegMulAdd(minus_t, hn::Set(DW(), 1 - 0x1p-19f), v);
     // bits | (z ^ other), which the compiler does not make one instruction of.
     doubt.bits =
         VBits{_mm512_ternarylogic_epi32(doubt.bits.raw, hn::BitCast(bits, z).raw, hn::BitCast(bits, other).raw, 0xF6)};
@@ -75,7 +75,7 @@ class PairForm : public Form<float> {
   }
 
  private:
-  VW high_, low_and_more_, low_and_less_;
+  VW high_, low_;
   const float* scale_;
 };
 
