@@ -47,7 +47,9 @@ CLI::Option* RegisterCommon(CLI::App& app, LayerPlace place, CommonCallOptions& 
   app.add_option("--rows", options.rows, "rows of the seeded input (4)")
       ->check(CLI::Range(0, 1 << 20))
       ->excludes(input);
-  app.add_option("--dim", options.dim, "width of the seeded input; by default that of --layer")
+  app.add_option("--dim", options.dim,
+                 place == LayerPlace::kWithCall ? "width of the seeded input"
+                                                : "width of the seeded input; by default that of --layer")
       ->check(CLI::Range(1, 1 << 20))
       ->excludes(input);
   if (place == LayerPlace::kWithCall) return nullptr;

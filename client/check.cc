@@ -141,9 +141,10 @@ void RegisterCheck(CLI::App& app, Actions& actions) {
   command->add_option("--hidden", seeded->hidden_dim, "their hidden width (1365)")->check(CLI::Range(1, 1 << 20));
   command->require_subcommand(0, 1);
   actions[command] = {.run = [seeded](const Session& session) { return CheckSeeded(session, *seeded); }};
-  AddOne<NormalizeOptions>(*command, actions, "normalize", "one norm, described as for normalize", kNormalizeExamples);
-  AddOne<FeedForwardOptions>(*command, actions, "feedforward", "one layer, described as for feedforward",
-                             kFeedForwardExamples);
+  AddOne<NormalizeOptions>(*command, actions, "normalize",
+                           "one norm that comes with the call, described as for normalize", kNormalizeExamples);
+  AddOne<FeedForwardOptions>(*command, actions, "feedforward",
+                             "one layer that comes with the call, described as for feedforward", kFeedForwardExamples);
 }
 
 }  // namespace layerd

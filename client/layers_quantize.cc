@@ -69,7 +69,11 @@ absl::Status CheckOptions(const Options& options, const std::string& out) {
 // `layer` quantised; `hash` is its content hash.
 absl::StatusOr<Layer> Quantized(const Options& options, const Layer& layer, const std::string& hash) {
   const auto* feed_forward = std::get_if<FeedForwardLayer>(&layer);
-  if (feed_forward == nullptr) return absl::InvalidArgumentError("expected a feed-forward layer, got a norm");
+  if (feed_forward == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.layer.empty() ? "--weights: " : absl::StrCat("--layer: ", Shortened(options.layer), ": "),
+                     "expected a feed-forward layer, got a norm"));
+  }
   try {
     auto quantized = Quantize(Arena(AvailableCpus()), *feed_forward, hash, options.probe);
     if (!quantized.ok()) return quantized.status();

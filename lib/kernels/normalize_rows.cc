@@ -28,9 +28,9 @@ namespace HWY_NAMESPACE {
 void GroupsVectors(const NormalizeRowsArgs& args, int64_t begin, int64_t end) {
   NormalizeGroupsScalar(args, begin, end);
 }
-void SumBlocksVectors(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin,
-                      int64_t end, TermSums* sums) {
-  SumBlocksScalar(args, group, term, mean, begin, end, sums);
+void SumBlocksVectors(const NormalizeRowsArgs& args, int64_t group, const Terms& terms, int64_t begin, int64_t end,
+                      TermSums* sums) {
+  SumBlocksScalar(args, group, terms, begin, end, sums);
 }
 void ApplyBlocksVectors(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,
                         int64_t end) {
@@ -85,9 +85,9 @@ void GroupsVectors(const NormalizeRowsArgs& args, int64_t begin, int64_t end) {
   Blocks blocks(args, Memory(Blocks::Floats()));
   const int64_t count = BlocksOf(args);
   for (int64_t group = begin; group < end; ++group) {
-    const GroupStatistics statistics = StatisticsBy(args, [&](SumTerm term, double mean) {
+    const GroupStatistics statistics = StatisticsBy(args, [&](const Terms& terms) {
       TermSums total;
-      for (int64_t block = 0; block < count; ++block) total.Add(blocks.Sum(group, block, term, mean));
+      for (int64_t block = 0; block < count; ++block) total.Add(blocks.Sum(group, block, terms));
       return total;
     });
     WriteStatistics(args, group, statistics);
@@ -95,10 +95,10 @@ void GroupsVectors(const NormalizeRowsArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-void SumBlocksVectors(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin,
-                      int64_t end, TermSums* sums) {
+void SumBlocksVectors(const NormalizeRowsArgs& args, int64_t group, const Terms& terms, int64_t begin, int64_t end,
+                      TermSums* sums) {
   Blocks blocks(args, Memory(Blocks::Floats()));
-  for (int64_t block = begin; block < end; ++block) sums[block - begin] = blocks.Sum(group, block, term, mean);
+  for (int64_t block = begin; block < end; ++block) sums[block - begin] = blocks.Sum(group, block, terms);
 }
 
 void ApplyBlocksVectors(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,
@@ -126,10 +126,10 @@ void NormalizeGroups(const NormalizeRowsArgs& args, int64_t begin, int64_t end) 
   HWY_DYNAMIC_DISPATCH(GroupsVectors)(args, begin, end);
 }
 
-void SumBlocks(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin, int64_t end,
+void SumBlocks(const NormalizeRowsArgs& args, int64_t group, const Terms& terms, int64_t begin, int64_t end,
                TermSums* sums) {
-  if (ActiveSimd() == Simd::kScalar) return SumBlocksScalar(args, group, term, mean, begin, end, sums);
-  HWY_DYNAMIC_DISPATCH(SumBlocksVectors)(args, group, term, mean, begin, end, sums);
+  if (ActiveSimd() == Simd::kScalar) return SumBlocksScalar(args, group, terms, begin, end, sums);
+  HWY_DYNAMIC_DISPATCH(SumBlocksVectors)(args, group, terms, begin, end, sums);
 }
 
 void ApplyBlocks(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,

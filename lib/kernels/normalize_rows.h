@@ -5,8 +5,9 @@
 //   x = input, or x + residual rounded to the input's dtype, which is also stored; with gate first, x := x · silu(gate)
 //   RMSNorm:   r = 1/√(mean(x²) + ε),             n = x · r
 //   LayerNorm: μ = mean(x), r = 1/√(v + ε),            n = (x − μ) · r
-//              v = mean(x²) − μ² where 16·μ² ≤ v, so that little cancels; else v = mean((x − μ)²)
-//   r = 0 where that root is 0
+//              v = mean((x − c)²) − m² and μ = c + m, where m = mean(x − c). c is 0 where 16·m² ≤ v then, so that little
+//              cancels; else the μ before, up to twice
+//   r = 0 where that root is 0. With gate first, a group with mean(x²) + ε < 2⁻⁹⁰⁰ is multiplied by 2⁷⁰⁰ first.
 //   y = n · (γ + gamma_offset) + β, by fma; with gate last, y := y · silu(gate); rounded to the output's dtype once.
 // With round_before_gamma and a 16-bit input, n is rounded to the input's dtype before γ; with gate last too, so is
 // n·(γ + offset) + β before the gate (Qwen3-Next's gated norm).

@@ -60,14 +60,14 @@ class Blocks {
         weights_memory_(memory + 3 * kSumBlock) {}
 
   // The sums of one block's terms. The first term makes x; others find the residual added.
-  TermSums Sum(int64_t group, int64_t block, SumTerm term, double mean) {
-    Read(group, block, term == SumTerm::kCentredSquare);
-    return HasGate(args_, GatePosition::kFirst) ? SumOf(opened_, term, mean) : SumOf(x_, term, mean);
+  TermSums Sum(int64_t group, int64_t block, const Terms& terms) {
+    Read(group, block, terms.scale, terms.term == SumTerm::kCentred);
+    return HasGate(args_, GatePosition::kFirst) ? SumOf(opened_, terms) : SumOf(x_, terms);
   }
 
   // Writes the output of one block; its sums were taken before.
   void Write(int64_t group, int64_t block, const GroupStatistics& statistics) {
-    Read(group, block, true);
+    Read(group, block, statistics.scale, true);
     NormalizeGroup at = GroupAt(args_, group);
     at.offset += block * kSumBlock;
     at.first += block * kSumBlock;
@@ -98,28 +98,29 @@ class Blocks {
   };
 
   // Makes x and opens the gate of one block. `added`: the residual was added before.
-  void Read(int64_t group, int64_t block, bool added) {
-    if (group == group_ && block == block_) return;
+  void Read(int64_t group, int64_t block, double scale, bool added) {
+    if (group == group_ && block == block_ && scale == scale_) return;
     group_ = group;
     block_ = block;
+    scale_ = scale;
     first_ = GroupAt(args_, group).first + block * kSumBlock;
     count_ = std::min(kSumBlock, args_.group_size - block * kSumBlock);
     source_.Make(first_, count_, made_, added);
     x_ = source_.At(first_, made_);
     if (!gated_) return;
     OpenGate(args_.input_dtype, args_.gate + first_ * source_.element_bytes(), opened_, count_);
-    if (args_.gate_position == GatePosition::kFirst) MultiplyBy(x_, opened_, count_);
+    if (args_.gate_position == GatePosition::kFirst) MultiplyBy(x_, scale, opened_, count_);
   }
 
   template <class X>
-  TermSums SumOf(const X* x, SumTerm term, double mean) const {
-    switch (term) {
+  TermSums SumOf(const X* x, const Terms& terms) const {
+    switch (terms.term) {
       case SumTerm::kSquare:
-        return SumBlock<SumTerm::kSquare>(x, count_, mean);
+        return SumBlock<SumTerm::kSquare>(x, count_, 0.0);
       case SumTerm::kValueAndSquare:
-        return SumBlock<SumTerm::kValueAndSquare>(x, count_, mean);
-      case SumTerm::kCentredSquare:
-        return SumBlock<SumTerm::kCentredSquare>(x, count_, mean);
+        return SumBlock<SumTerm::kValueAndSquare>(x, count_, 0.0);
+      case SumTerm::kCentred:
+        return SumBlock<SumTerm::kCentred>(x, count_, terms.center);
     }
     return {};
   }
@@ -138,11 +139,12 @@ class Blocks {
   const NormalizeRowsArgs& args_;
   FloatSource source_;
   bool gated_;
-  double* opened_;  // silu of the gate; with gate first, times x
+  double* opened_;  // silu of the gate; with gate first, times x · scale
   float* made_;
   float* weights_memory_;
   // What was read last.
   int64_t group_ = -1, block_ = -1;
+  double scale_ = 1;
   int64_t first_ = 0, count_ = 0;
   const float* x_ = nullptr;
 };

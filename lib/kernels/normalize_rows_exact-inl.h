@@ -64,19 +64,19 @@ struct Accumulators {
 
   // kStep elements.
   template <class T>
-  HWY_INLINE void Add(const T* x, V mean) {
+  HWY_INLINE void Add(const T* x, V center) {
     const D d;
     for (int64_t a = 0; a < kVectors; ++a) {
       V value = LoadFloat64(d, x + a * kLanes);
-      if (kTerm == SumTerm::kCentredSquare) value = hn::Sub(value, mean);
-      if (kTerm == SumTerm::kValueAndSquare) values[a] = hn::Add(values[a], value);
+      if (kTerm == SumTerm::kCentred) value = hn::Sub(value, center);
+      if (kTerm != SumTerm::kSquare) values[a] = hn::Add(values[a], value);
       squares[a] = hn::MulAdd(value, value, squares[a]);
     }
   }
 
   // Their sums, after the `count` last elements of the block, less than kStep.
   template <class T>
-  HWY_INLINE TermSums Total(const T* last, int64_t count, double mean) const {
+  HWY_INLINE TermSums Total(const T* last, int64_t count, double center) const {
     const D d;
     if (count == 0) return {SumVectors(values), SumVectors(squares)};
     double all_values[kAccumulators], all_squares[kAccumulators];
@@ -85,8 +85,8 @@ struct Accumulators {
       hn::StoreU(squares[a], d, all_squares + a * kLanes);
     }
     for (int64_t i = 0; i < count; ++i) {
-      const double value = Element(last + i) - (kTerm == SumTerm::kCentredSquare ? mean : 0.0);
-      if (kTerm == SumTerm::kValueAndSquare) all_values[i] += value;
+      const double value = Element(last + i) - (kTerm == SumTerm::kCentred ? center : 0.0);
+      if (kTerm != SumTerm::kSquare) all_values[i] += value;
       all_squares[i] = std::fma(value, value, all_squares[i]);
     }
     return {SumTree(all_values), SumTree(all_squares)};
@@ -95,13 +95,13 @@ struct Accumulators {
 
 // The sums of one block's terms.
 template <SumTerm kTerm, class T>
-HWY_NOINLINE TermSums SumBlock(const T* x, int64_t n, double mean) {
-  const V center = hn::Set(D(), mean);
+HWY_NOINLINE TermSums SumBlock(const T* x, int64_t n, double center) {
+  const V centers = hn::Set(D(), center);
   Accumulators<kTerm> sums;
   sums.Clear();
   int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) sums.Add(x + i, center);
-  return sums.Total(x + i, n - i, mean);
+  for (; i + kStep <= n; i += kStep) sums.Add(x + i, centers);
+  return sums.Total(x + i, n - i, center);
 }
 
 // ---- the formula ------------------------------------------------------------------------------------------------

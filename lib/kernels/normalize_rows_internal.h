@@ -15,12 +15,18 @@ namespace layerd {
 inline constexpr int64_t kSumBlock = 8192;
 inline constexpr int64_t kAccumulators = 16;
 
-// What is summed: x², x and x², or (x − μ)².
-enum class SumTerm : uint8_t { kSquare, kValueAndSquare, kCentredSquare };
+// What is summed: x², x and x², or x − c and (x − c)².
+enum class SumTerm : uint8_t { kSquare, kValueAndSquare, kCentred };
+
+struct Terms {
+  SumTerm term;
+  double center = 0;  // c
+  double scale = 1;   // a power of two, by which x is multiplied first; not 1 only where the gate comes first
+};
 
 struct TermSums {
-  double values = 0;   // of x; 0 where it is not summed
-  double squares = 0;  // of x² or (x − μ)²
+  double values = 0;  // 0 where they are not summed
+  double squares = 0;
 
   void Add(const TermSums& other) {
     values += other.values;
@@ -72,16 +78,18 @@ inline bool HasGate(const NormalizeRowsArgs& args, GatePosition position) {
 // Adding −0 changes nothing; adding +0 would make a −0 positive.
 inline double GammaOffset(const NormalizeRowsArgs& args) { return args.gamma_offset == 0 ? -0.0 : args.gamma_offset; }
 
-// The statistics of one group.
+// The statistics of one group, of x · scale.
 struct GroupStatistics {
   double mean = 0;  // 0 for RMSNorm
   double inverse = 0;
+  double scale = 1;
 };
 
 inline void WriteStatistics(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics) {
-  if (args.kind == NormKind::kLayerNorm && args.mean != nullptr)
-    args.mean[group] = ToFloat32WithOneNan(statistics.mean);
-  if (args.inverse != nullptr) args.inverse[group] = ToFloat32WithOneNan(statistics.inverse);
+  if (args.kind == NormKind::kLayerNorm && args.mean != nullptr) {
+    args.mean[group] = ToFloat32WithOneNan(statistics.mean / statistics.scale);
+  }
+  if (args.inverse != nullptr) args.inverse[group] = ToFloat32WithOneNan(statistics.inverse * statistics.scale);
 }
 
 // What is summed first.
@@ -89,26 +97,47 @@ inline SumTerm FirstTerm(NormKind kind) {
   return kind == NormKind::kRmsNorm ? SumTerm::kSquare : SumTerm::kValueAndSquare;
 }
 
-// The statistics of one group of n elements from the sums of its first term. sum_centred(mean) gives Σ(x − μ)²; it is
-// only asked for where mean(x²) − μ² would cancel. Where it is not, 16·μ² ≤ v: then with u = 2⁻⁵³ and k = n/16 + 6, the
-// most additions that any element goes through, μ is wrong by k·u·mean|x|, and v by k·u·(mean(x²) + 2·|μ|·mean|x|) ≤
-// 1.58·k·u·v. So (x − μ)·r is wrong by less than 2·k·u·max|x|·r, but for some u of its own: N3's bound.
-template <class SumCentred>
-GroupStatistics StatisticsOf(const NormalizeRowsArgs& args, const TermSums& sums, const SumCentred& sum_centred) {
+// x · silu(gate) may be so small that its square is less than a normal float64. Then all is done with x · 2⁷⁰⁰.
+inline constexpr double kLeastMeanSquare = 0x1p-900;
+inline constexpr double kScaleOfSmall = 0x1p700;
+
+// The statistics of one group of n elements from the sums of its first term; sum(terms) gives others.
+//
+// With u = 2⁻⁵³ and k = n/16 + 6, the most additions that any element goes through, a mean m of x − c is wrong by
+// k·u·mean|x − c|, and v = mean((x − c)²) − m² by k·u·(mean((x − c)²) + 2·|m|·mean|x − c|): by 1.58·k·u·v where 16·m² ≤ v.
+// So with c = 0 (x − μ)·r is wrong by less than 2·k·u·max|x|·r, but for some u of its own: N3's bound. Where the mean is
+// larger, it becomes c. That is enough once, unless x is so nearly constant that the rounding of its mean is what is left.
+template <class Sum>
+GroupStatistics StatisticsOf(const NormalizeRowsArgs& args, TermSums sums, const Sum& sum) {
   const double n = static_cast<double>(args.group_size);
-  if (args.kind == NormKind::kRmsNorm) return {0.0, InverseRoot(sums.squares / n, args.epsilon)};
-  const double mean = sums.values / n;
-  double variance = std::fma(-mean, mean, sums.squares / n);
-  if (!(16 * mean * mean <= variance)) variance = sum_centred(mean) / n;
-  return {mean, InverseRoot(variance, args.epsilon)};
+  double scale = 1;
+  if (HasGate(args, GatePosition::kFirst) && sums.squares / n + args.epsilon < kLeastMeanSquare) {
+    scale = kScaleOfSmall;
+    sums = sum(Terms{SumTerm::kCentred, 0.0, scale});
+  }
+  double mean = 0, variance = sums.squares / n;
+  if (args.kind == NormKind::kLayerNorm) {
+    constexpr int kMostCentred = 2;
+    for (int centred = 0;; ++centred) {
+      const double rest = sums.values / n;
+      mean += rest;
+      variance = std::fma(-rest, rest, sums.squares / n);
+      if (16 * rest * rest <= variance) break;
+      if (centred == kMostCentred) {  // not a number
+        variance = sums.squares / n;
+        break;
+      }
+      sums = sum(Terms{SumTerm::kCentred, mean, scale});
+    }
+  }
+  return {mean, InverseRoot(variance, args.epsilon * scale * scale), scale};
 }
 
-// The same by sum(term, mean), which adds up the terms of all blocks in order. The first sum is the one that makes x
-// (adds the residual, opens the gate).
+// The same where sum(terms) adds up the terms of all blocks in order. The first sum is the one that makes x (adds the
+// residual, opens the gate).
 template <class Sum>
 GroupStatistics StatisticsBy(const NormalizeRowsArgs& args, const Sum& sum) {
-  return StatisticsOf(args, sum(FirstTerm(args.kind), 0.0),
-                      [&](double mean) { return sum(SumTerm::kCentredSquare, mean).squares; });
+  return StatisticsOf(args, sum(Terms{FirstTerm(args.kind)}), sum);
 }
 
 // ---- The steps. Each runs on the active SIMD target. ------------------------------------------------------------
@@ -118,7 +147,7 @@ void NormalizeGroups(const NormalizeRowsArgs& args, int64_t begin, int64_t end);
 
 // For one long group, block by block, so that threads can share it: sums[b − begin] are the sums of block b's terms, for
 // b from begin to end − 1. Where a residual is given, sums of the first term write residual_sum and the rest reads it.
-void SumBlocks(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin, int64_t end,
+void SumBlocks(const NormalizeRowsArgs& args, int64_t group, const Terms& terms, int64_t begin, int64_t end,
                TermSums* sums);
 // Writes the output of blocks begin .. end − 1.
 void ApplyBlocks(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,
@@ -126,8 +155,8 @@ void ApplyBlocks(const NormalizeRowsArgs& args, int64_t group, const GroupStatis
 
 // The scalar twins.
 void NormalizeGroupsScalar(const NormalizeRowsArgs& args, int64_t begin, int64_t end);
-void SumBlocksScalar(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin,
-                     int64_t end, TermSums* sums);
+void SumBlocksScalar(const NormalizeRowsArgs& args, int64_t group, const Terms& terms, int64_t begin, int64_t end,
+                     TermSums* sums);
 void ApplyBlocksScalar(const NormalizeRowsArgs& args, int64_t group, const GroupStatistics& statistics, int64_t begin,
                        int64_t end);
 

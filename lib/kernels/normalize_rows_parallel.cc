@@ -12,14 +12,14 @@ constexpr int64_t kElementsPerTask = 65536;
 constexpr int64_t kBlocksPerTask = kElementsPerTask / kSumBlock;
 
 // The sum of all blocks in order, each computed by whichever thread comes to it.
-TermSums SumOf(const Arena& arena, const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean) {
+TermSums SumOf(const Arena& arena, const NormalizeRowsArgs& args, int64_t group, const Terms& terms) {
   std::array<TermSums, 1024> sums;  // of the blocks of one wave; 2²³ elements
   const int64_t blocks = BlocksOf(args);
   TermSums total;
   for (int64_t first = 0; first < blocks; first += static_cast<int64_t>(sums.size())) {
     const int64_t count = std::min<int64_t>(static_cast<int64_t>(sums.size()), blocks - first);
     arena.For(count, kBlocksPerTask, [&](int64_t begin, int64_t end) {
-      SumBlocks(args, group, term, mean, first + begin, first + end, &sums[static_cast<size_t>(begin)]);
+      SumBlocks(args, group, terms, first + begin, first + end, &sums[static_cast<size_t>(begin)]);
     });
     for (int64_t i = 0; i < count; ++i) total.Add(sums[static_cast<size_t>(i)]);
   }
@@ -44,7 +44,7 @@ void NormalizeRows(const Arena& arena, const NormalizeRowsArgs& args, int64_t ro
   }
   for (int64_t group = 0; group < groups; ++group) {
     const GroupStatistics statistics =
-        StatisticsBy(args, [&](SumTerm term, double mean) { return SumOf(arena, args, group, term, mean); });
+        StatisticsBy(args, [&](const Terms& terms) { return SumOf(arena, args, group, terms); });
     WriteStatistics(args, group, statistics);
     arena.For(BlocksOf(args), kBlocksPerTask,
               [&](int64_t begin, int64_t end) { ApplyBlocks(args, group, statistics, begin, end); });

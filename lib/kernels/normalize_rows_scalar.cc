@@ -47,12 +47,12 @@ void StoreFloat64(DType dtype, double value, std::byte* to, int64_t index) {
   std::memcpy(to + index * 2, &bits, 2);
 }
 
-// x of one element, and silu of its gate (1 where there is none). Writes the residual's sum as it passes.
+// x · scale of one element, and silu of its gate (1 where there is none). Writes the residual's sum as it passes.
 struct Opened {
   double x, gate;
 };
 
-Opened Open(const NormalizeRowsArgs& args, int64_t at) {
+Opened Open(const NormalizeRowsArgs& args, int64_t at, double scale) {
   float value = LoadAsFloat(args.input_dtype, args.input, at);
   if (args.residual != nullptr) {
     value = ToFloat32WithOneNan(value + LoadAsFloat(args.input_dtype, args.residual, at));
@@ -64,23 +64,23 @@ Opened Open(const NormalizeRowsArgs& args, int64_t at) {
     const float gate = LoadAsFloat(args.input_dtype, args.gate, at);
     ActivateFloat64Scalar({Activation::kSilu}, &gate, &opened.gate, 1);
   }
-  if (HasGate(args, GatePosition::kFirst)) opened.x *= opened.gate;
+  if (HasGate(args, GatePosition::kFirst)) opened.x = opened.x * scale * opened.gate;
   return opened;
 }
 
 }  // namespace
 
-void SumBlocksScalar(const NormalizeRowsArgs& args, int64_t group, SumTerm term, double mean, int64_t begin,
-                     int64_t end, TermSums* sums) {
+void SumBlocksScalar(const NormalizeRowsArgs& args, int64_t group, const Terms& terms, int64_t begin, int64_t end,
+                     TermSums* sums) {
   const int64_t first = GroupAt(args, group).first;
   for (int64_t block = begin; block < end; ++block) {
     double values[kAccumulators] = {}, squares[kAccumulators] = {};
     const int64_t block_end = std::min(args.group_size, (block + 1) * kSumBlock);
     for (int64_t i = block * kSumBlock; i < block_end; ++i) {
       const int64_t at = i % kAccumulators;
-      double x = Open(args, first + i).x;
-      if (term == SumTerm::kCentredSquare) x -= mean;
-      if (term == SumTerm::kValueAndSquare) values[at] += x;
+      double x = Open(args, first + i, terms.scale).x;
+      if (terms.term == SumTerm::kCentred) x -= terms.center;
+      if (terms.term != SumTerm::kSquare) values[at] += x;
       squares[at] = std::fma(x, x, squares[at]);
     }
     sums[block - begin] = {SumTree(values), SumTree(squares)};
@@ -93,7 +93,7 @@ void ApplyBlocksScalar(const NormalizeRowsArgs& args, int64_t group, const Group
   const double gamma_offset = GammaOffset(args);
   const int64_t last = std::min(args.group_size, end * kSumBlock);
   for (int64_t i = begin * kSumBlock; i < last; ++i) {
-    const Opened opened = Open(args, at.first + i);
+    const Opened opened = Open(args, at.first + i, statistics.scale);
     double y = (opened.x - statistics.mean) * statistics.inverse;
     if (RoundsBeforeGamma(args)) y = RoundFloat64(args.input_dtype, y);
     const double gamma = args.gamma == nullptr ? 1.0 : args.gamma[at.offset + i] + gamma_offset;
@@ -113,11 +113,11 @@ void ApplyBlocksScalar(const NormalizeRowsArgs& args, int64_t group, const Group
 void NormalizeGroupsScalar(const NormalizeRowsArgs& args, int64_t begin, int64_t end) {
   const int64_t blocks = BlocksOf(args);
   for (int64_t group = begin; group < end; ++group) {
-    const GroupStatistics statistics = StatisticsBy(args, [&](SumTerm term, double mean) {
+    const GroupStatistics statistics = StatisticsBy(args, [&](const Terms& terms) {
       TermSums total;
       for (int64_t block = 0; block < blocks; ++block) {
         TermSums sums;
-        SumBlocksScalar(args, group, term, mean, block, block + 1, &sums);
+        SumBlocksScalar(args, group, terms, block, block + 1, &sums);
         total.Add(sums);
       }
       return total;

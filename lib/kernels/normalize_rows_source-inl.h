@@ -61,15 +61,16 @@ inline void OpenGate(DType dtype, const std::byte* gate, double* opened, int64_t
   }
 }
 
-// product[i] *= x[i]
-HWY_NOINLINE void MultiplyBy(const float* x, double* product, int64_t n) {
+// product[i] *= x[i] · scale
+HWY_NOINLINE void MultiplyBy(const float* x, double scale, double* product, int64_t n) {
   const hn::CappedTag<double, 8> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    hn::StoreU(hn::Mul(LoadFloat64(d, x + i), hn::LoadU(d, product + i)), d, product + i);
+    const auto scaled = hn::Mul(LoadFloat64(d, x + i), hn::Set(d, scale));
+    hn::StoreU(hn::Mul(scaled, hn::LoadU(d, product + i)), d, product + i);
   }
-  for (; i < n; ++i) product[i] *= static_cast<double>(x[i]);
+  for (; i < n; ++i) product[i] *= static_cast<double>(x[i]) * scale;
 }
 
 // x as float32, the residual added. Where it lies as float32 in memory already, it is read there.

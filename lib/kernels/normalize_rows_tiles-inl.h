@@ -237,10 +237,10 @@ class Tiles {
     tile.doubt = writer.doubt;
   }
 
-  double SumCentred(const float* x, double mean) const {
-    double total = 0;
+  TermSums SumCentred(const float* x, double center) const {
+    TermSums total;
     for (int64_t block = 0; block < n_; block += kSumBlock) {
-      total += SumBlock<SumTerm::kCentredSquare>(x + block, std::min(kSumBlock, n_ - block), mean).squares;
+      total.Add(SumBlock<SumTerm::kCentred>(x + block, std::min(kSumBlock, n_ - block), center));
     }
     return total;
   }
@@ -249,7 +249,8 @@ class Tiles {
     tile.takes = true;
     for (int k = 0; k < kTile; ++k) {
       GroupInput& in = tile.groups[k];
-      in.statistics = StatisticsOf(args_, tile.totals[k], [&](double mean) { return SumCentred(in.x, mean); });
+      in.statistics =
+          StatisticsOf(args_, tile.totals[k], [&](const Terms& terms) { return SumCentred(in.x, terms.center); });
       WriteStatistics(args_, in.group.index, in.statistics);
       tile.forms[k].Begin(args_, weights_, in);
       tile.takes = tile.takes && Form::Takes(in.statistics);

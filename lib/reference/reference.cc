@@ -109,34 +109,40 @@ NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& i
   if (inputs.residual) result.residual_sum.resize(n);
   if (n == 0) return result;  // the width of no rows may be anything
 
-  std::vector<double> x(extent.group_size);
+  std::vector<long double> x(extent.group_size);
   for (int64_t start = 0; start < n; start += extent.group_size) {
-    double largest = 0;
+    long double largest = 0;
     for (int64_t i = 0; i < extent.group_size; ++i) {
-      x[i] = inputs.input.At(start + i);
+      float value = inputs.input.At(start + i);
       if (inputs.residual) {
-        x[i] = RoundTo(dtype, static_cast<float>(x[i]) + inputs.residual->At(start + i));
-        result.residual_sum[start + i] = static_cast<float>(x[i]);
+        value = RoundTo(dtype, value + inputs.residual->At(start + i));
+        result.residual_sum[start + i] = value;
       }
+      x[i] = value;
       if (spec.gate_position == GatePosition::kFirst) {
         x[i] *= Activate({Activation::kSilu}, inputs.gate->At(start + i));
       }
       largest = std::max(largest, std::fabs(x[i]));
     }
-    long double sum = 0, squares = 0;
-    for (const double v : x) sum += v;
-    const double mean = layer_norm ? static_cast<double>(sum / d) : 0.0;
-    for (const double v : x) squares += (static_cast<long double>(v) - mean) * (static_cast<long double>(v) - mean);
-    const double under_root = static_cast<double>(squares / d + EpsilonOf(spec));
-    const double r = under_root == 0 ? 0.0 : 1.0 / std::sqrt(under_root);
-    const double allowed = layer_norm ? (d / 16 + 8) * 0x1p-52 : 0.0;
+    long double mean = 0, squares = 0;
+    for (int round = 0; layer_norm && round < 3; ++round) {  // until only the rounding of the mean itself is left
+      long double rest = 0;
+      for (const long double v : x) rest += v - mean;
+      mean += rest / d;
+    }
+    for (const long double v : x) squares += (v - mean) * (v - mean);
+    const long double under_root = squares / d + EpsilonOf(spec);
+    const long double r = under_root == 0 ? 0.0L : 1.0L / std::sqrt(under_root);
+    const double allowed = (d / 16 + 8) * 0x1p-52;
+
+    const double cancelled = static_cast<double>(allowed * largest * r);
 
     for (int64_t i = 0; i < extent.group_size; ++i) {
       const int64_t at = start + i;
       const int64_t column = at % extent.dim;
       const double gamma = inputs.gamma ? inputs.gamma->At(column) + spec.gamma_offset : 1.0;
       const double beta = inputs.beta ? inputs.beta->At(column) : 0.0;
-      const double exact_n = (x[i] - mean) * r;
+      const double exact_n = static_cast<double>((x[i] - mean) * r);
       const double gate =
           spec.gate_position == GatePosition::kLast ? Activate({Activation::kSilu}, inputs.gate->At(at)) : 1.0;
       const double rounded_n = rounds ? Rounded(dtype, exact_n) : exact_n;
@@ -144,7 +150,7 @@ NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& i
       const double before_gate = rounded_n * gamma + beta;
       result.output[at] = (rounds_twice ? Rounded(dtype, before_gate) : before_gate) * gate;
       if (rounds) {
-        const double doubt = std::fabs(exact_n) * kDoubt + allowed * largest * r;
+        const double doubt = std::fabs(exact_n) * kDoubt + (layer_norm ? cancelled : 0.0);
         const double least = Rounded(dtype, exact_n - doubt), most = Rounded(dtype, exact_n + doubt);
         NormalizeReference::Right& right = result.right[at];
         right.and_between = most - least > std::min(UnitOf(dtype, least), UnitOf(dtype, most));
@@ -156,7 +162,11 @@ NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& i
           }
         }
       }
-      result.slack[at] = allowed * (largest * r * std::fabs(gamma) + std::fabs(beta));
+      // Where terms cancel, float64's roundings of them are left: the mean's, and n · γ's beside β.
+      if (layer_norm || beta != 0) {
+        const double of_n = layer_norm ? cancelled : allowed * std::fabs(exact_n);
+        result.slack[at] = (of_n * std::fabs(gamma) + allowed * std::fabs(beta)) * std::fabs(gate);
+      }
     }
   }
   return result;

@@ -32,7 +32,7 @@ struct NormalizeReference {
   };
   std::vector<Right> right;
   std::vector<float> residual_sum;  // rounded to the input's dtype; empty without a residual
-  std::vector<double> slack;        // what N3 allows beyond 0.501 ulp: 0 for RMSNorm
+  std::vector<double> slack;        // what N3 allows beyond 0.501 ulp: 0 for RMSNorm without β
 };
 NormalizeReference Normalize(const NormalizeSpec& spec, const NormalizeInputs& inputs);
 

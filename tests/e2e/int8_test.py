@@ -217,7 +217,7 @@ class Quantising(LayersTest):
                 (('models/q', '--from', self.models / 'm', '--etag', 'x'), '--etag'),
                 (('n', '--layer', MLP, '--activation', 'gelu'), '--layer has its own'),
                 (('n', '--layer', MLP, '--rows', '0'), '--rows'), (('n', '--layer', MLP, '--seed', '-1'), '--seed'),
-                (('n', '--layer', NORM), 'a feed-forward layer, got a norm'),
+                (('n', '--layer', NORM), f'--layer: {NORM}: expected a feed-forward layer, got a norm'),
                 (('n', '--layer', 'models/q/layers/done'), 'weights.gate.dtype: expected float32, float16 or bfloat16'),
                 (('n', '--layer', 'models/u/layers/nan'), 'weights.down: expected finite weights of at most 127'),
                 (('--layer', MLP, '--out', self.folder / 'none' / 'x.safetensors'), 'x.safetensors')):

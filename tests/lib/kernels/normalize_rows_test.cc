@@ -385,6 +385,39 @@ TEST(NormalizeRows, StaysWithinItsBoundWhateverTheMean) {
   }
 }
 
+TEST(NormalizeRows, SquaresWhatAClosedGateLeftWithoutUnderflow) {
+  const float root = std::sqrt(7.5f), deviation = std::sqrt(1.25f);  // of 1, 2, 3, 4
+  for (const float gate : {-20.0f, -300.0f, -350.0f, -374.0f, -375.0f, -380.0f, -500.0f, -700.0f}) {
+    Problem p = Given(DType::kFloat32, {1, 2, 3, 4}, 0.0);
+    p.gate_position = GatePosition::kFirst;
+    p.gate.assign(4, gate);
+    EXPECT_THAT(CheckEveryTarget(p).output.Values(),
+                ElementsAre(FloatEq(-1 / root), FloatEq(-2 / root), FloatEq(-3 / root), FloatEq(-4 / root)));
+    p.kind = NormKind::kLayerNorm;
+    EXPECT_THAT(CheckEveryTarget(p).output.Values(),
+                ElementsAre(FloatEq(1.5f / deviation), FloatEq(0.5f / deviation), FloatEq(-0.5f / deviation),
+                            FloatEq(-1.5f / deviation)));
+    if (gate > -300) continue;
+    p.epsilon = 1e-6;  // far more than the squares
+    EXPECT_THAT(CheckEveryTarget(p).output.Values(), Each(FloatNear(0.0f, 1e-37f)));
+  }
+}
+
+// x · silu(gate) has 53 bits, and so the mean of equal ones is rounded.
+TEST(NormalizeRows, GivesZerosForAConstantRowOfLayerNormBehindAGate) {
+  for (const int64_t dim : {3, 7, 100, 9001}) {
+    for (const float x : {0.1f, 1 / 3.0f, -1e30f}) {
+      for (const double epsilon : {0.0, 1e-300}) {
+        Problem p = Given(DType::kFloat32, std::vector<float>(static_cast<size_t>(dim), x), epsilon);
+        p.kind = NormKind::kLayerNorm;
+        p.gate_position = GatePosition::kFirst;
+        p.gate.assign(static_cast<size_t>(dim), 0.7f);
+        EXPECT_THAT(CheckEveryTarget(p).output.Values(), Each(0.0f)) << dim << " times " << x;
+      }
+    }
+  }
+}
+
 TEST(NormalizeRows, AddsTheGammaOffsetBeforeItRounds) {
   ForEachSimd([](Simd) {
     Problem p = Given(DType::kBFloat16, {3.0f, 1.0f, 4.0f, 1.0f}, 1e-6);

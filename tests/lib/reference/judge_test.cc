@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <vector>
 
 #include "lib/layers/seeded.h"
 #include "lib/reference/reference.h"
@@ -123,6 +125,60 @@ TEST(JudgeTest, WhereTheMeanCancelsAllValuesWithinTheDoubtAreRight) {
     EXPECT_EQ(exact.max_rel_error, 0);
     EXPECT_TRUE(layer_norm({2e26f, 2e26f}, 1, 0, output).within_contract);
     EXPECT_FALSE(layer_norm({6.90625f}, -0.4485151f, 1e-3f, output).within_contract);
+  }
+}
+
+// One row of float32 as the layer computes it.
+NormCase MakeRow(NormalizeSpec spec, const std::vector<float>& input, std::optional<std::vector<float>> gamma,
+                 std::optional<std::vector<float>> beta, std::optional<std::vector<float>> gate) {
+  const auto vector = [&](const std::optional<std::vector<float>>& values) -> std::optional<Tensor> {
+    if (!values) return std::nullopt;
+    return Tensor::FromFloats(DType::kFloat32, {static_cast<int64_t>(values->size())}, *values);
+  };
+  NormCase one;
+  one.spec = spec;
+  one.inputs.input = *vector(input);
+  one.inputs.gamma = vector(gamma);
+  one.inputs.beta = vector(beta);
+  one.inputs.gate = vector(gate);
+  one.outputs = *Normalize(Arena(1), one.spec, one.inputs, std::nullopt, false);
+  return one;
+}
+
+TEST(JudgeTest, WhereBetaCancelsFloat64IsWhatIsLeft) {
+  NormalizeSpec spec;
+  spec.epsilon = 0;
+  NormCase one = MakeRow(spec, {36, 1}, {{29, 29}}, {{-40.996379852f, 0}}, std::nullopt);
+  EXPECT_TRUE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract);
+  EXPECT_NEAR(one.outputs.output.At(0), 1.79822992e-9, 1e-14);
+  one.outputs.output = Moved(one.outputs.output, 1, 1);
+  EXPECT_FALSE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract);
+}
+
+TEST(JudgeTest, SquaresOfWhatAClosedGateLeftDoNotUnderflow) {
+  NormalizeSpec spec;
+  spec.epsilon = 0;
+  spec.gate_position = GatePosition::kFirst;
+  for (const float gate : {-300.0f, -374.0f, -380.0f, -700.0f}) {
+    for (const NormKind kind : {NormKind::kRmsNorm, NormKind::kLayerNorm}) {
+      spec.kind = kind;
+      NormCase one = MakeRow(spec, {1, 2, 3, 4}, std::nullopt, std::nullopt, std::vector<float>(4, gate));
+      EXPECT_TRUE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract) << gate;
+      one.outputs.output = Moved(one.outputs.output, 0, 8);
+      EXPECT_FALSE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract) << gate;
+    }
+  }
+}
+
+TEST(JudgeTest, AConstantRowBehindAGateHasNoVariance) {
+  NormalizeSpec spec;
+  spec.kind = NormKind::kLayerNorm;
+  spec.epsilon = 0;
+  spec.gate_position = GatePosition::kFirst;
+  for (const size_t dim : {3, 7, 100}) {
+    const NormCase one =
+        MakeRow(spec, std::vector<float>(dim, 0.1f), std::nullopt, std::nullopt, std::vector<float>(dim, 0.7f));
+    EXPECT_TRUE(JudgeNormalize(one.spec, one.inputs, one.outputs).within_contract) << dim;
   }
 }
 

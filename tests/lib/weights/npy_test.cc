@@ -159,7 +159,7 @@ std::vector<HostileFile> HostileFiles() {
       {"Float64", Described("'<f8'"), "DTYPE", {"float64 is not read", "astype('<f4')"}},
       {"BigEndian", Described("'>f4'"), "DTYPE", {"big-endian", "astype('<f4')"}},
       {"Integers", Described("'<i4'"), "DTYPE", {"\"<i4\"", "astype('<f4')"}},
-      {"Unsigned", Described("'|u1'"), "DTYPE", {"'<f4', '<f2' or '|i1'", "\"|u1\""}},
+      {"Unsigned", Described("'|u1'"), "DTYPE", {"'<f4', '<f2' or, of weights, '|i1'", "\"|u1\""}},
       {"BFloat16", Described("'<V2'"), "DTYPE", {"bfloat16", ".safetensors"}},
       {"Pickled", Described("'|O'"), "DTYPE", {"\"|O\""}},
       {"Structured", Described("[('x', '<f4')]"), "HEADER", {"structured"}},
