@@ -155,8 +155,9 @@ absl::StatusOr<DType> ParseDescr(const std::string& descr, std::string_view sour
   if (descr == "<f8" || descr == ">f8") advice = "float64 is not read: convert it with array.astype('<f4')";
   if (descr == ">f4" || descr == ">f2") advice = "big-endian is not read: convert it with array.astype('<f4')";
   if (descr == "<V2" || descr == "|V2") advice = "bfloat16 has no .npy dtype: use .safetensors";
-  return Damaged(source, "DTYPE",
-                 absl::StrCat("expected the dtype '<f4', '<f2' or, of weights, '|i1', got ", Quoted(descr), "; ", advice));
+  return Damaged(
+      source, "DTYPE",
+      absl::StrCat("expected the dtype '<f4', '<f2' or, of weights, '|i1', got ", Quoted(descr), "; ", advice));
 }
 
 // `from` holds the elements of `to` in Fortran order: the first index runs fastest.
