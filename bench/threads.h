@@ -8,8 +8,8 @@
 namespace layerd::bench {
 
 // Calls body(part) for part 0 … arena.threads() − 1, each on a thread of the arena of its own, all at once; the seconds
-// from when the last of them was there until the last was done. Ends the program with a message where a thread of the
-// arena does not come within a minute.
+// from when the last of them was there until the last was done. Ends the program with a message where they do not all
+// come within a minute.
 double OnAllThreads(const Arena& arena, absl::FunctionRef<void(int part)> body);
 
 // Binds the calling thread to the first CPU that the process began with and the other threads of the process, in order,

@@ -187,6 +187,10 @@ struct Arena::Impl {
 
 #else
 
+// TBB may miss to wake a sleeping worker for a task (its queue's fences are "deliberately sloppy"): one task a thread
+// could leave all of the work to the caller. Each further one, queued as the work goes on, is another call.
+constexpr int64_t kTasksPerThread = 4;
+
 // Which thread does which pieces: each begins with a share of its own, the same one every time, so that it finds in its
 // cache what it read there the last time; when that is done it helps the others, from their last piece backwards.
 class Shares {
@@ -255,10 +259,12 @@ void Arena::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t begin, 
   impl_->For(job);
 #else
   Shares shares(pieces.count, threads_);
+  const int64_t tasks = std::min<int64_t>(pieces.count, threads_ * kTasksPerThread);
+  const int64_t most = (pieces.count + tasks - 1) / tasks;
   // noexcept: a body must not throw, and whatever is caught below is then TBB's own.
-  const auto run_share = [&]() noexcept {
+  const auto run_pieces = [&](int64_t count) noexcept {
     const int slot = tbb::this_task_arena::current_thread_index();
-    for (int64_t piece; shares.Claim(slot < 0 ? 0 : slot, piece);) pieces.Run(body, piece);
+    for (int64_t piece; count > 0 && shares.Claim(slot < 0 ? 0 : slot, piece); --count) pieces.Run(body, piece);
   };
   try {
     impl_->arena.execute([&] {
@@ -266,14 +272,13 @@ void Arena::For(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t begin, 
       // would run on top of this one's stack, find its thread-local scratch in use, and keep this caller waiting.
       tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(
-            int64_t{0}, std::min<int64_t>(threads_, pieces.count), [&](int64_t) { run_share(); },
-            tbb::simple_partitioner());
+            int64_t{0}, tasks, [&](int64_t) { run_pieces(most); }, tbb::simple_partitioner());
       });
     });
   } catch (...) {
     // TBB throws when it cannot start a worker (the limit on processes is reached), after the tasks that run have ended
     // and the others were cancelled: what nobody claimed is left, and this thread does it.
-    run_share();
+    run_pieces(pieces.count);
   }
 #endif
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "lib/kernels/matmul_internal.h"
 #include "lib/kernels/openblas.h"
+#include "lib/kernels/strip_filling.h"
 #include "lib/kernels/strips.h"
 
 namespace layerd {

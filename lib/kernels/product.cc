@@ -6,6 +6,7 @@
 #include "lib/kernels/matmul_openblas.h"
 #include "lib/kernels/scratch.h"
 #include "lib/kernels/simd.h"
+#include "lib/kernels/strip_filling.h"
 #include "lib/kernels/strips.h"
 
 namespace layerd {

@@ -1,7 +1,7 @@
 #include "lib/kernels/row_blocks.h"
 
 #include "lib/kernels/convert.h"
-#include "lib/kernels/strips.h"
+#include "lib/kernels/strip_filling.h"
 
 namespace layerd {
 namespace {

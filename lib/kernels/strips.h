@@ -45,16 +45,9 @@ void SumStripsScalar(const StripSums& sums);
 // widened[k][n] = float32(w(n, k)) of a strip of `dtype`, which is not float32, for k < depth.
 void WidenStripScalar(DType dtype, const std::byte* strip, int64_t depth, float* widened);
 
-// strip[k][n] = float32(w(n0 + n, k0 + k)) for k < depth and n < 32; columns that w does not have are 0.
-void FillStrip(const WeightView& w, int64_t k0, int64_t depth, int64_t n0, float* strip);
-
 // y[row][n] = OneNan((y[row][n] + 0) + bias[n]) for n < width, the rows of y being `stride` floats apart; bias may be null.
 // (Some of OpenBLAS' kernels give a −0 where the sums of the blocks, added to +0, do not.)
 void FinishSums(float* y, int64_t rows, int64_t width, int64_t stride, const float* bias);
-
-// out[k][r] = in[r][k], r < rows, k < cols; the rows of `in` are `in_stride` elements apart, those of `out`
-// `out_stride`. On ActiveSimd().
-void TransposeFloats(const float* in, int64_t in_stride, int64_t rows, int64_t cols, float* out, int64_t out_stride);
 
 }  // namespace layerd
 
