@@ -2,17 +2,20 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
 
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
 #include "grpc/health/v1/health.grpc.pb.h"
-#include "layerd/v1/layer_service.grpc.pb.h"
+#include "layerd/v1/layer_service.pb.h"
 #include "lib/base/errors.h"
 #include "wire/feed_forward_codec.h"
+#include "wire/message_codec.h"
 #include "wire/normalize_codec.h"
 #include "wire/status_codec.h"
 
@@ -27,24 +30,31 @@ absl::Status MalformedAnswer(std::string_view what) {
 struct RemoteEngine::Impl {
   explicit Impl(const RemoteEngineOptions& options)
       : channel(Connect(options.target, options.max_answer_bytes)),
-        layers(v1::LayerService::NewStub(channel)),
+        layers(channel),
         health(grpc::health::v1::Health::NewStub(channel)) {}
 
-  // Sends `call` by `method` and gives the decoded answer to `done`.
-  template <typename Request, typename Response, typename Result, typename Call, typename Done, typename Method>
-  void Send(const Call& call, Done done, Method method) {
+  // Sends `call` to `method` and gives the decoded answer to `done`.
+  template <typename Request, typename Response, typename Result, typename Call, typename Done>
+  void Send(const Call& call, const char* method, Done done) {
     if (call.context.cancelled && call.context.cancelled->load(std::memory_order_relaxed)) {
       return done(CancelledWhileWaiting());
     }
     struct State {
       grpc::ClientContext context;
-      Request request;
-      std::shared_ptr<Response> response = std::make_shared<Response>();
+      grpc::ByteBuffer request;
+      grpc::ByteBuffer response;
       Done done;
     };
-    auto* state = new State;
+    auto state = std::make_unique<State>();
+    {
+      Request message;
+      wire::SentStorage storage;
+      wire::EncodeCall(call, message, storage);
+      if (auto status = wire::SendMessage(message, storage, state->request); !status.ok()) {
+        return done(std::move(status));
+      }
+    }
     state->done = std::move(done);
-    wire::EncodeCall(call, state->request);
     if (call.context.deadline != absl::InfiniteFuture()) {
       state->context.set_deadline(absl::ToChronoTime(call.context.deadline));
     }
@@ -52,20 +62,32 @@ struct RemoteEngine::Impl {
       std::lock_guard<std::mutex> lock(mutex);
       ++under_way;
     }
-    method(&state->context, &state->request, state->response.get(), [this, state](const grpc::Status& status) {
-      absl::StatusOr<Result> result = status.ok() ? wire::DecodeResult(*state->response, state->response)
-                                                  : absl::StatusOr<Result>(wire::DecodeStatus(status));
-      if (status.ok() && !result.ok()) result = MalformedAnswer(absl::StrCat("has ", result.status().message()));
-      Done answer = std::move(state->done);
-      delete state;
-      answer(std::move(result));
-      std::lock_guard<std::mutex> lock(mutex);
-      if (--under_way == 0) idle.notify_all();
-    });
+    State& sent = *state.release();
+    layers.UnaryCall(&sent.context, method, grpc::StubOptions(), &sent.request, &sent.response,
+                     [this, &sent](const grpc::Status& status) {
+                       std::unique_ptr<State> answered(&sent);
+                       absl::StatusOr<Result> result =
+                           status.ok() ? Read<Response, Result>(sent.response) : wire::DecodeStatus(status);
+                       Done answer = std::move(sent.done);
+                       answered.reset();
+                       answer(std::move(result));
+                       std::lock_guard<std::mutex> lock(mutex);
+                       if (--under_way == 0) idle.notify_all();
+                     });
+  }
+
+  template <typename Response, typename Result>
+  static absl::StatusOr<Result> Read(grpc::ByteBuffer& bytes) {
+    auto message = std::make_shared<Response>();
+    const auto storage = wire::ReceiveMessage(bytes, std::numeric_limits<int64_t>::max(), message);
+    if (!storage.ok()) return MalformedAnswer(absl::StrCat("is none: ", storage.status().message()));
+    auto result = wire::DecodeResult(*message, *storage);
+    if (!result.ok()) return MalformedAnswer(absl::StrCat("has ", result.status().message()));
+    return result;
   }
 
   std::shared_ptr<grpc::Channel> channel;
-  std::unique_ptr<v1::LayerService::Stub> layers;
+  grpc::GenericStub layers;
   std::unique_ptr<grpc::health::v1::Health::Stub> health;
 
   std::mutex mutex;
@@ -81,17 +103,13 @@ RemoteEngine::~RemoteEngine() {
 }
 
 void RemoteEngine::Normalize(NormalizeCall call, NormalizeDone done) {
-  impl_->Send<v1::NormalizeRequest, v1::NormalizeResponse, NormalizeResult>(
-      call, std::move(done), [this](auto* context, auto* request, auto* response, auto callback) {
-        impl_->layers->async()->Normalize(context, request, response, std::move(callback));
-      });
+  impl_->Send<v1::NormalizeRequest, v1::NormalizeResponse, NormalizeResult>(call, "/layerd.v1.LayerService/Normalize",
+                                                                            std::move(done));
 }
 
 void RemoteEngine::FeedForward(FeedForwardCall call, FeedForwardDone done) {
   impl_->Send<v1::FeedForwardRequest, v1::FeedForwardResponse, FeedForwardResult>(
-      call, std::move(done), [this](auto* context, auto* request, auto* response, auto callback) {
-        impl_->layers->async()->FeedForward(context, request, response, std::move(callback));
-      });
+      call, "/layerd.v1.LayerService/FeedForward", std::move(done));
 }
 
 absl::Status RemoteEngine::CheckHealth(const std::string& service, absl::Duration timeout) {

@@ -23,7 +23,7 @@ struct RemoteEngineOptions {
   int64_t max_answer_bytes = int64_t{2047} << 20;
 };
 
-// Copies the call's tensors into a message, and shares the answer's. Errors of the server come back as it made them,
+// The call's tensors are sent from where they are; the answer's stay where gRPC put them (scattered, see Tensor). Errors of the server come back as it made them,
 // with details; UNAVAILABLE without a reason (lib/base/errors.h) means that it could not be reached.
 //
 // The connection is made by the first call, and again after it broke; no proxy is used. A deadline is the call's own:

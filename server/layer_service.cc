@@ -45,13 +45,14 @@ class Reactor final : public grpc::ServerUnaryReactor {
 
 // The call in `bytes`, which are freed. RESOURCE_EXHAUSTED where memory for it cannot be had.
 template <typename Request>
-auto ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes) -> decltype(wire::DecodeCall(Request(), nullptr)) {
+auto ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes)
+    -> decltype(wire::DecodeCall(Request(), wire::ReceivedStorage(nullptr))) {
   try {
     auto message = std::make_shared<Request>();
-    const absl::Status parsed = wire::ParseMessage(bytes, max_bytes, *message);
+    const auto storage = wire::ReceiveMessage(bytes, max_bytes, message);
     bytes.Clear();
-    if (!parsed.ok()) return parsed;
-    return wire::DecodeCall(*message, message);
+    if (!storage.ok()) return storage.status();
+    return wire::DecodeCall(*message, *storage);
   } catch (const std::bad_alloc&) {
     bytes.Clear();
     return OutOfMemory();
@@ -62,8 +63,9 @@ template <typename Response, typename Result>
 absl::Status WriteAnswer(const Result& result, grpc::ByteBuffer& bytes) {
   try {
     Response message;
-    wire::EncodeResult(result, message);
-    return wire::SerializeMessage(message, bytes);
+    wire::SentStorage storage;
+    wire::EncodeResult(result, message, storage);
+    return wire::SendMessage(message, storage, bytes);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }

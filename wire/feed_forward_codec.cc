@@ -42,22 +42,23 @@ constexpr WeightField kWeightFields[] = {
 
 }  // namespace
 
-absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request,
-                                           const std::shared_ptr<const void>& owner) {
+absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request, const ReceivedStorage& storage) {
   if (!request.has_input()) return MissingField("input", "expected a tensor, got nothing");
   FeedForwardCall call;
   if (auto status = DecodeLayer(request, call); !status.ok()) return status;
   if (call.layer.empty() && !request.has_weights()) {
     return MissingField("weights", "expected the layer's weights, or layer, got nothing");
   }
-  auto input = DecodeTensor(request.input(), owner);
+  auto input = DecodeTensor(request.input(), storage);
   if (!input.ok()) return Under("input", input.status());
   call.input = *std::move(input);
   const W& from = request.weights();
   for (const WeightField& field : kWeightFields) {
     const auto status =
-        DecodeOptionalTensor(field.path, (from.*field.has)(), (from.*field.get)(), owner, call.weights.*field.member);
+        DecodeOptionalTensor(field.path, (from.*field.has)(), (from.*field.get)(), storage, call.weights.*field.member);
     if (!status.ok()) return status;
+    // Products read weights in one piece, and so what they lay in is free meanwhile.
+    if (std::optional<Tensor>& weight = call.weights.*field.member) weight = weight->Together();
   }
   const auto output_dtype = DecodeOptionalDType("output_dtype", request.output_dtype());
   if (!output_dtype.ok()) return output_dtype.status();
@@ -67,42 +68,42 @@ absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request
   return call;
 }
 
-void EncodeCall(const FeedForwardCall& call, v1::FeedForwardRequest& request) {
-  EncodeTensor(call.input, *request.mutable_input());
+void EncodeCall(const FeedForwardCall& call, v1::FeedForwardRequest& request, SentStorage& storage) {
+  EncodeTensor(call.input, *request.mutable_input(), storage);
   EncodeLayer(call, request);
   for (const WeightField& field : kWeightFields) {
     const std::optional<Tensor>& tensor = call.weights.*field.member;
-    if (tensor) EncodeTensor(*tensor, *(request.mutable_weights()->*field.mutate)());
+    if (tensor) EncodeTensor(*tensor, *(request.mutable_weights()->*field.mutate)(), storage);
   }
   if (call.output_dtype) request.set_output_dtype(EncodeDType(*call.output_dtype));
   request.set_verify(call.verify);
   request.set_intermediates(call.intermediates);
 }
 
-void EncodeResult(const FeedForwardResult& result, v1::FeedForwardResponse& response) {
+void EncodeResult(const FeedForwardResult& result, v1::FeedForwardResponse& response, SentStorage& storage) {
   const FeedForwardOutputs& outputs = result.outputs;
-  EncodeTensor(outputs.output, *response.mutable_output());
-  if (outputs.gate) EncodeTensor(*outputs.gate, *response.mutable_intermediates()->mutable_gate());
-  if (outputs.up) EncodeTensor(*outputs.up, *response.mutable_intermediates()->mutable_up());
-  if (outputs.hidden) EncodeTensor(*outputs.hidden, *response.mutable_intermediates()->mutable_hidden());
-  if (outputs.normed) EncodeTensor(*outputs.normed, *response.mutable_intermediates()->mutable_normed());
+  EncodeTensor(outputs.output, *response.mutable_output(), storage);
+  if (outputs.gate) EncodeTensor(*outputs.gate, *response.mutable_intermediates()->mutable_gate(), storage);
+  if (outputs.up) EncodeTensor(*outputs.up, *response.mutable_intermediates()->mutable_up(), storage);
+  if (outputs.hidden) EncodeTensor(*outputs.hidden, *response.mutable_intermediates()->mutable_hidden(), storage);
+  if (outputs.normed) EncodeTensor(*outputs.normed, *response.mutable_intermediates()->mutable_normed(), storage);
   if (result.report) EncodeReport(*result.report, *response.mutable_report());
   response.set_layer_hash(result.layer_hash);
 }
 
 absl::StatusOr<FeedForwardResult> DecodeResult(const v1::FeedForwardResponse& response,
-                                               const std::shared_ptr<const void>& owner) {
+                                               const ReceivedStorage& storage) {
   FeedForwardResult result;
-  auto output = DecodeTensor(response.output(), owner);
+  auto output = DecodeTensor(response.output(), storage);
   if (!output.ok()) return Under("output", output.status());
   result.outputs.output = *std::move(output);
   const auto& inside = response.intermediates();
   FeedForwardOutputs& to = result.outputs;
   for (const auto& status :
-       {DecodeOptionalTensor("intermediates.gate", inside.has_gate(), inside.gate(), owner, to.gate),
-        DecodeOptionalTensor("intermediates.up", inside.has_up(), inside.up(), owner, to.up),
-        DecodeOptionalTensor("intermediates.hidden", inside.has_hidden(), inside.hidden(), owner, to.hidden),
-        DecodeOptionalTensor("intermediates.normed", inside.has_normed(), inside.normed(), owner, to.normed)}) {
+       {DecodeOptionalTensor("intermediates.gate", inside.has_gate(), inside.gate(), storage, to.gate),
+        DecodeOptionalTensor("intermediates.up", inside.has_up(), inside.up(), storage, to.up),
+        DecodeOptionalTensor("intermediates.hidden", inside.has_hidden(), inside.hidden(), storage, to.hidden),
+        DecodeOptionalTensor("intermediates.normed", inside.has_normed(), inside.normed(), storage, to.normed)}) {
     if (!status.ok()) return status;
   }
   if (response.has_report()) result.report = DecodeReport(response.report());

@@ -3,22 +3,20 @@
 #ifndef LAYERD_WIRE_FEED_FORWARD_CODEC_H_
 #define LAYERD_WIRE_FEED_FORWARD_CODEC_H_
 
-#include <memory>
-
 #include "absl/status/statusor.h"
 #include "layerd/v1/layer_service.pb.h"
 #include "lib/engine/layer_engine.h"
+#include "wire/message_storage.h"
 
 namespace layerd::wire {
 
-// The call's tensors share the request's bytes and keep `owner` alive. INVALID_ARGUMENT with the path of the field.
-absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request,
-                                           const std::shared_ptr<const void>& owner);
-void EncodeCall(const FeedForwardCall& call, v1::FeedForwardRequest& request);
+// The call's tensors share what is in `storage`, but for weights, which are gathered. INVALID_ARGUMENT with the path of the field.
+absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request, const ReceivedStorage& storage);
+// What is large of its tensors goes into `storage`, here and below.
+void EncodeCall(const FeedForwardCall& call, v1::FeedForwardRequest& request, SentStorage& storage);
 
-void EncodeResult(const FeedForwardResult& result, v1::FeedForwardResponse& response);
-absl::StatusOr<FeedForwardResult> DecodeResult(const v1::FeedForwardResponse& response,
-                                               const std::shared_ptr<const void>& owner);
+void EncodeResult(const FeedForwardResult& result, v1::FeedForwardResponse& response, SentStorage& storage);
+absl::StatusOr<FeedForwardResult> DecodeResult(const v1::FeedForwardResponse& response, const ReceivedStorage& storage);
 
 }  // namespace layerd::wire
 

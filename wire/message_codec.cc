@@ -5,13 +5,16 @@
 #include <grpcpp/support/slice.h>
 #include <zlib.h>
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
+#include "wire/tensor_fields.h"
 
 namespace layerd::wire {
 namespace {
@@ -66,34 +69,125 @@ absl::Status Unpack(const std::vector<grpc::Slice>& slices, int64_t max_bytes,
   return result == Z_STREAM_END ? absl::OkStatus() : Malformed(message, "gzip that ends in the middle");
 }
 
-}  // namespace
-
-absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::protobuf::MessageLite& message) {
-  if (static_cast<int64_t>(bytes.Length()) > max_bytes) return MessageTooLarge(max_bytes, absl::StrCat(bytes.Length()));
+// The bytes of a message: slices of gRPC's, or what gzip made of them.
+struct Plain {
   std::vector<grpc::Slice> slices;
+  bool is_unpacked = false;
+  std::string unpacked;
+
+  Pieces pieces() const {
+    Pieces all;
+    if (is_unpacked) {
+      all.emplace_back(reinterpret_cast<const std::byte*>(unpacked.data()), unpacked.size());
+    } else {
+      for (const grpc::Slice& slice : slices) {
+        all.emplace_back(reinterpret_cast<const std::byte*>(slice.begin()), slice.size());
+      }
+    }
+    return all;
+  }
+};
+
+absl::Status Open(const grpc::ByteBuffer& bytes, int64_t max_bytes, const google::protobuf::MessageLite& message,
+                  Plain& plain) {
+  if (static_cast<int64_t>(bytes.Length()) > max_bytes) return MessageTooLarge(max_bytes, absl::StrCat(bytes.Length()));
   // A call without any message is one of an empty message, whose first missing field is then named.
-  if (bytes.Valid() && !bytes.Dump(&slices).ok()) return InternalError("gRPC handed over no bytes");
+  if (bytes.Valid() && !bytes.Dump(&plain.slices).ok()) return InternalError("gRPC handed over no bytes");
+  plain.is_unpacked = IsGzip(plain.slices);
+  return plain.is_unpacked ? Unpack(plain.slices, max_bytes, message, plain.unpacked) : absl::OkStatus();
+}
+
+absl::Status Parse(const Plain& plain, grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message) {
   bool parsed = false;
-  if (IsGzip(slices)) {
-    std::string unpacked;
-    if (auto status = Unpack(slices, max_bytes, message, unpacked); !status.ok()) return status;
-    parsed = message.ParseFromString(unpacked);
+  if (plain.is_unpacked) {
+    parsed = message.ParseFromString(plain.unpacked);
   } else {
     grpc::ProtoBufferReader reader(&bytes);
-    parsed = slices.empty() || message.ParseFromZeroCopyStream(&reader);
+    parsed = plain.slices.empty() || message.ParseFromZeroCopyStream(&reader);
   }
   if (parsed) return absl::OkStatus();
   return Malformed(message, absl::StrCat(bytes.Length(), " bytes that are none: wrong field types, or an early end"));
 }
 
+absl::Status CheckLegal(size_t size) {
+  if (size <= static_cast<size_t>(std::numeric_limits<int>::max())) return absl::OkStatus();
+  return InternalError(absl::StrCat("a message of ", size, " bytes is none: the limit is 2 GiB"));
+}
+
+// `tensor`, whose elements are `pieces` of `plain`, and what keeps them alive: where they came in slices, no more than
+// those.
+ReceivedStorage::Apart Own(const v1::Tensor& tensor, const Pieces& pieces, const std::shared_ptr<const Plain>& plain) {
+  if (plain->is_unpacked) return {&tensor, pieces, plain};
+  auto slices = std::make_shared<std::vector<grpc::Slice>>();
+  slices->reserve(pieces.size());  // a short slice has its bytes in itself, and so must stay where it is
+  Pieces owned;
+  auto slice = plain->slices.begin();  // both are in the same order
+  for (const auto& piece : pieces) {
+    const auto* at = reinterpret_cast<const uint8_t*>(piece.data());
+    while (std::less<>()(at, slice->begin()) || !std::less<>()(at, slice->end())) ++slice;
+    slices->push_back(*slice);
+    owned.emplace_back(reinterpret_cast<const std::byte*>(slices->back().begin() + (at - slice->begin())),
+                       piece.size());
+  }
+  return {&tensor, std::move(owned), std::move(slices)};
+}
+
+// A slice that shares the tensor's memory.
+grpc::Slice Share(const Tensor& tensor) {
+  auto* owner = new Tensor(tensor);
+  return grpc::Slice(
+      const_cast<std::byte*>(owner->data()), owner->num_bytes(), [](void* held) { delete static_cast<Tensor*>(held); },
+      owner);
+}
+
+}  // namespace
+
+absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::protobuf::MessageLite& message) {
+  Plain plain;
+  if (auto status = Open(bytes, max_bytes, message, plain); !status.ok()) return status;
+  return Parse(plain, bytes, message);
+}
+
+absl::StatusOr<ReceivedStorage> ReceiveMessage(grpc::ByteBuffer& bytes, int64_t max_bytes,
+                                               std::shared_ptr<google::protobuf::Message> message) {
+  const auto plain = std::make_shared<Plain>();
+  if (auto status = Open(bytes, max_bytes, *message, *plain); !status.ok()) return status;
+  const size_t size = plain->is_unpacked ? plain->unpacked.size() : bytes.Length();
+  if (size >= kApartBytes) {
+    const auto separated = Separate(*message->GetDescriptor(), plain->pieces());
+    if (separated && message->ParseFromString(separated->rest)) {
+      std::vector<ReceivedStorage::Apart> apart;
+      for (const auto& elements : separated->elements) {
+        apart.push_back(Own(TensorAt(*message, elements.path), elements.pieces, plain));
+      }
+      return ReceivedStorage(std::move(message), std::move(apart));
+    }
+  }
+  if (auto status = Parse(*plain, bytes, *message); !status.ok()) return status;
+  return ReceivedStorage(std::move(message));
+}
+
 absl::Status SerializeMessage(const google::protobuf::MessageLite& message, grpc::ByteBuffer& bytes) {
   const size_t size = message.ByteSizeLong();
-  if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
-    return InternalError(absl::StrCat("an answer of ", size, " bytes is no legal message"));
-  }
+  if (auto status = CheckLegal(size); !status.ok()) return status;
   bytes.Clear();  // the writer ends the process where something is in it
   grpc::ProtoBufferWriter writer(&bytes, grpc::kProtoBufferWriterMaxBufferLength, static_cast<int>(size));
   if (!message.SerializeToZeroCopyStream(&writer)) return InternalError("the answer could not be written");
+  return absl::OkStatus();
+}
+
+absl::Status SendMessage(const google::protobuf::Message& message, const SentStorage& storage,
+                         grpc::ByteBuffer& bytes) {
+  if (storage.empty()) return SerializeMessage(message, bytes);
+  std::vector<grpc::Slice> slices;
+  size_t size = 0;
+  for (const Part& part : Joined(message, storage)) {
+    if (!part.bytes.empty()) slices.emplace_back(part.bytes);
+    if (part.tensor != nullptr) slices.push_back(Share(*part.tensor));
+    size += part.bytes.size() + (part.tensor == nullptr ? 0 : part.tensor->num_bytes());
+  }
+  if (auto status = CheckLegal(size); !status.ok()) return status;
+  bytes = grpc::ByteBuffer(slices.data(), slices.size());
   return absl::OkStatus();
 }
 

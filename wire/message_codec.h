@@ -8,12 +8,16 @@
 #ifndef LAYERD_WIRE_MESSAGE_CODEC_H_
 #define LAYERD_WIRE_MESSAGE_CODEC_H_
 
+#include <google/protobuf/message.h>
 #include <google/protobuf/message_lite.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "wire/message_storage.h"
 
 namespace layerd::wire {
 
@@ -22,8 +26,16 @@ namespace layerd::wire {
 // bounded by max_bytes.
 absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::protobuf::MessageLite& message);
 
+// The same of a message with tensors: the elements of large ones stay where they are in `bytes`, or in what was unpacked,
+// and are empty in `message`. The result keeps all of it alive; `bytes` may be cleared.
+absl::StatusOr<ReceivedStorage> ReceiveMessage(grpc::ByteBuffer& bytes, int64_t max_bytes,
+                                               std::shared_ptr<google::protobuf::Message> message);
+
 // Replaces what is in `bytes`. INTERNAL for a message that protobuf cannot write: one over 2 GiB.
 absl::Status SerializeMessage(const google::protobuf::MessageLite& message, grpc::ByteBuffer& bytes);
+
+// The same of a message with tensors, those in `storage` put in without a copy: `bytes` share their memory.
+absl::Status SendMessage(const google::protobuf::Message& message, const SentStorage& storage, grpc::ByteBuffer& bytes);
 
 }  // namespace layerd::wire
 

@@ -3,21 +3,20 @@
 #ifndef LAYERD_WIRE_NORMALIZE_CODEC_H_
 #define LAYERD_WIRE_NORMALIZE_CODEC_H_
 
-#include <memory>
-
 #include "absl/status/statusor.h"
 #include "layerd/v1/layer_service.pb.h"
 #include "lib/engine/layer_engine.h"
+#include "wire/message_storage.h"
 
 namespace layerd::wire {
 
-// The call's tensors share the request's bytes and keep `owner` alive. INVALID_ARGUMENT with the path of the field.
-absl::StatusOr<NormalizeCall> DecodeCall(const v1::NormalizeRequest& request, const std::shared_ptr<const void>& owner);
-void EncodeCall(const NormalizeCall& call, v1::NormalizeRequest& request);
+// The call's tensors share what is in `storage`. INVALID_ARGUMENT with the path of the field.
+absl::StatusOr<NormalizeCall> DecodeCall(const v1::NormalizeRequest& request, const ReceivedStorage& storage);
+// What is large of its tensors goes into `storage`, here and below.
+void EncodeCall(const NormalizeCall& call, v1::NormalizeRequest& request, SentStorage& storage);
 
-void EncodeResult(const NormalizeResult& result, v1::NormalizeResponse& response);
-absl::StatusOr<NormalizeResult> DecodeResult(const v1::NormalizeResponse& response,
-                                             const std::shared_ptr<const void>& owner);
+void EncodeResult(const NormalizeResult& result, v1::NormalizeResponse& response, SentStorage& storage);
+absl::StatusOr<NormalizeResult> DecodeResult(const v1::NormalizeResponse& response, const ReceivedStorage& storage);
 
 }  // namespace layerd::wire
 

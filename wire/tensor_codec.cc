@@ -66,20 +66,26 @@ v1::Dtype EncodeDType(DType dtype) {
   return v1::DTYPE_UNSPECIFIED;
 }
 
-absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, std::shared_ptr<const void> owner) {
+absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, const ReceivedStorage& storage) {
   const auto dtype = DecodeDType(tensor.dtype());
   if (!dtype.ok()) return dtype.status();
   const absl::Span<const int64_t> dims(tensor.shape().data(), tensor.shape().size());
   const auto elements = NumElements(dims);
   if (!elements.ok()) return Under("shape", elements.status());
   Shape shape(dims.begin(), dims.end());
+  const ReceivedStorage::Apart* apart = storage.Find(tensor);
   if (tensor.values_size() == 0) {
+    if (apart != nullptr) return Tensor::AdoptPieces(*dtype, std::move(shape), apart->owner, apart->elements);
     const auto* bytes = reinterpret_cast<const std::byte*>(tensor.data().data());
-    return Tensor::Adopt(*dtype, std::move(shape), std::move(owner), absl::MakeConstSpan(bytes, tensor.data().size()));
+    return Tensor::Adopt(*dtype, std::move(shape), storage.message(), absl::MakeConstSpan(bytes, tensor.data().size()));
   }
-  if (!tensor.data().empty()) {
+  size_t data_bytes = tensor.data().size();
+  if (apart != nullptr) {
+    for (const auto& piece : apart->elements) data_bytes += piece.size();
+  }
+  if (data_bytes > 0) {
     return InvalidField("values", "TWO_SOURCES",
-                        absl::StrCat("expected data or values, got both (", tensor.data().size(), " bytes and ",
+                        absl::StrCat("expected data or values, got both (", data_bytes, " bytes and ",
                                      tensor.values_size(), " values)"));
   }
   if (tensor.values_size() > kMaxTypedValues) {
@@ -100,18 +106,22 @@ absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, std::shared_ptr<co
 }
 
 absl::Status DecodeOptionalTensor(std::string_view field, bool present, const v1::Tensor& tensor,
-                                  const std::shared_ptr<const void>& owner, std::optional<Tensor>& to) {
+                                  const ReceivedStorage& storage, std::optional<Tensor>& to) {
   if (!present) return absl::OkStatus();
-  auto decoded = DecodeTensor(tensor, owner);
+  auto decoded = DecodeTensor(tensor, storage);
   if (!decoded.ok()) return Under(field, decoded.status());
   to = *std::move(decoded);
   return absl::OkStatus();
 }
 
-void EncodeTensor(const Tensor& tensor, v1::Tensor& message) {
+void EncodeTensor(const Tensor& tensor, v1::Tensor& message, SentStorage& storage) {
   message.set_dtype(EncodeDType(tensor.dtype()));
   message.mutable_shape()->Assign(tensor.shape().begin(), tensor.shape().end());
-  message.set_data(reinterpret_cast<const char*>(tensor.data()), tensor.num_bytes());
+  if (tensor.num_bytes() >= kApartBytes) {
+    storage.Add(message, tensor);
+  } else {
+    message.set_data(reinterpret_cast<const char*>(tensor.data()), tensor.num_bytes());
+  }
 }
 
 }  // namespace layerd::wire

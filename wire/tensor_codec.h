@@ -15,6 +15,7 @@
 #include "layerd/v1/tensor.pb.h"
 #include "lib/base/dtype.h"
 #include "lib/base/tensor.h"
+#include "wire/message_storage.h"
 
 namespace layerd::wire {
 
@@ -26,17 +27,17 @@ absl::StatusOr<DType> DecodeDType(v1::Dtype dtype);
 absl::StatusOr<std::optional<DType>> DecodeOptionalDType(std::string_view field, v1::Dtype dtype);
 v1::Dtype EncodeDType(DType dtype);
 
-// A tensor that shares the message's bytes, kept alive by `owner`, the message that `tensor` is part of.
+// A tensor that shares the bytes in `storage`, that of the message that `tensor` is part of; scattered where they are.
 // INVALID_ARGUMENT for a dtype, a shape or a count that does not fit; nothing is allocated before the count has been
 // checked.
-absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, std::shared_ptr<const void> owner);
+absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, const ReceivedStorage& storage);
 
 // Reads `tensor` into `to` where `present`, its errors under the path `field`.
 absl::Status DecodeOptionalTensor(std::string_view field, bool present, const v1::Tensor& tensor,
-                                  const std::shared_ptr<const void>& owner, std::optional<Tensor>& to);
+                                  const ReceivedStorage& storage, std::optional<Tensor>& to);
 
-// Copies the bytes into the message.
-void EncodeTensor(const Tensor& tensor, v1::Tensor& message);
+// The elements are copied into the message, or, from kApartBytes on, shared by `storage`.
+void EncodeTensor(const Tensor& tensor, v1::Tensor& message, SentStorage& storage);
 
 }  // namespace layerd::wire
 

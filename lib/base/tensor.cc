@@ -1,10 +1,14 @@
 #include "lib/base/tensor.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <string>
 
 #include "absl/strings/str_cat.h"
+#include "lib/base/buffer_pool.h"
 #include "lib/base/errors.h"
 
 namespace layerd {
@@ -13,11 +17,80 @@ namespace {
 constexpr std::align_val_t kAlignment{64};
 
 std::shared_ptr<const std::byte> AllocateBytes(size_t bytes) {
+  if (bytes >= BufferPool::kLeastBytes) return BufferPool::OfProcess().Get(bytes);
   auto* data = static_cast<std::byte*>(::operator new(bytes == 0 ? 1 : bytes, kAlignment));
   return {data, [](const std::byte* p) { ::operator delete(const_cast<std::byte*>(p), kAlignment); }};
 }
 
+bool IsAligned(const std::byte* data, DType dtype) { return reinterpret_cast<uintptr_t>(data) % SizeOf(dtype) == 0; }
+
+// The elements of `shape`, whose bytes are `bytes`.
+absl::StatusOr<int64_t> CheckedElements(DType dtype, const Shape& shape, size_t bytes) {
+  const auto elements = NumElements(shape);
+  if (!elements.ok()) return Under("shape", elements.status());
+  const size_t expected = static_cast<size_t>(*elements) * SizeOf(dtype);
+  if (bytes != expected) {
+    return InvalidField("data", "BYTE_COUNT_MISMATCH",
+                        absl::StrCat("expected ", expected, " bytes for ", std::string(Name(dtype)), " ",
+                                     ToString(shape), ", got ", bytes));
+  }
+  return *elements;
+}
+
 }  // namespace
+
+// Pieces of memory that follow one another.
+class Tensor::Scattered {
+ public:
+  Scattered(std::shared_ptr<const void> owner, std::vector<absl::Span<const std::byte>> pieces)
+      : owner_(std::move(owner)), pieces_(std::move(pieces)) {
+    begins_.reserve(pieces_.size());
+    for (const auto& piece : pieces_) {
+      begins_.push_back(bytes_);
+      bytes_ += piece.size();
+    }
+  }
+
+  // Bytes [begin, begin + count), if they lie together; null otherwise.
+  const std::byte* Together(size_t begin, size_t count) const {
+    const size_t i = PieceOf(begin);
+    const size_t offset = begin - begins_[i];
+    return offset + count <= pieces_[i].size() ? pieces_[i].data() + offset : nullptr;
+  }
+
+  void Copy(size_t begin, size_t count, std::byte* to) const {
+    for (size_t i = PieceOf(begin); count > 0; ++i) {
+      const size_t offset = begin - begins_[i];
+      const size_t part = std::min(count, pieces_[i].size() - offset);
+      if (part > 0) std::memcpy(to, pieces_[i].data() + offset, part);
+      to += part;
+      begin += part;
+      count -= part;
+    }
+  }
+
+  const std::byte* Gathered() const {
+    std::call_once(once_, [this] {
+      auto all = AllocateBytes(bytes_);
+      Copy(0, bytes_, const_cast<std::byte*>(all.get()));
+      gathered_ = std::move(all);
+    });
+    return gathered_.get();
+  }
+
+ private:
+  // The piece that byte `at` is in; of the last one also its end.
+  size_t PieceOf(size_t at) const {
+    return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), at) - begins_.begin()) - 1;
+  }
+
+  const std::shared_ptr<const void> owner_;
+  const std::vector<absl::Span<const std::byte>> pieces_;
+  std::vector<size_t> begins_;
+  size_t bytes_ = 0;
+  mutable std::once_flag once_;
+  mutable std::shared_ptr<const std::byte> gathered_;  // set by once_
+};
 
 Tensor::Tensor() : Tensor(Allocate(DType::kFloat32, {0})) {}
 
@@ -36,20 +109,29 @@ Tensor Tensor::WithoutData(DType dtype, Shape shape) {
 
 absl::StatusOr<Tensor> Tensor::Adopt(DType dtype, Shape shape, std::shared_ptr<const void> owner,
                                      absl::Span<const std::byte> data) {
-  const auto elements = NumElements(shape);
-  if (!elements.ok()) return Under("shape", elements.status());
-  const size_t expected = static_cast<size_t>(*elements) * SizeOf(dtype);
-  if (data.size() != expected) {
-    return InvalidField("data", "BYTE_COUNT_MISMATCH",
-                        absl::StrCat("expected ", expected, " bytes for ", std::string(Name(dtype)), " ",
-                                     ToString(shape), ", got ", data.size()));
-  }
-  if (reinterpret_cast<uintptr_t>(data.data()) % SizeOf(dtype) != 0 || data.data() == nullptr) {
+  const auto elements = CheckedElements(dtype, shape, data.size());
+  if (!elements.ok()) return elements.status();
+  if (!IsAligned(data.data(), dtype) || data.data() == nullptr) {
     Tensor copy = Allocate(dtype, std::move(shape));
-    if (expected > 0) std::memcpy(copy.mutable_data(), data.data(), expected);
+    if (!data.empty()) std::memcpy(copy.mutable_data(), data.data(), data.size());
     return copy;
   }
   return Tensor(dtype, std::move(shape), *elements, std::shared_ptr<const std::byte>(std::move(owner), data.data()));
+}
+
+absl::StatusOr<Tensor> Tensor::AdoptPieces(DType dtype, Shape shape, std::shared_ptr<const void> owner,
+                                           std::vector<absl::Span<const std::byte>> pieces) {
+  if (pieces.empty()) pieces.emplace_back();
+  if (pieces.size() == 1 && IsAligned(pieces[0].data(), dtype)) {
+    return Adopt(dtype, std::move(shape), std::move(owner), pieces[0]);
+  }
+  size_t bytes = 0;
+  for (const auto& piece : pieces) bytes += piece.size();
+  const auto elements = CheckedElements(dtype, shape, bytes);
+  if (!elements.ok()) return elements.status();
+  Tensor tensor(dtype, std::move(shape), *elements, nullptr);
+  tensor.scattered_ = std::make_shared<const Scattered>(std::move(owner), std::move(pieces));
+  return tensor;
 }
 
 Tensor Tensor::FromFloats(DType dtype, Shape shape, absl::Span<const float> values) {
@@ -65,11 +147,31 @@ std::vector<float> Tensor::ToFloats() const {
   return values;
 }
 
+Tensor Tensor::Together() const {
+  if (scattered_ == nullptr) return *this;
+  Tensor copy = Allocate(dtype_, shape_);
+  scattered_->Copy(0, num_bytes(), copy.mutable_data());
+  return copy;
+}
+
 Tensor Tensor::Reshaped(Shape shape) const {
   const auto elements = NumElements(shape);
   assert(elements.ok() && *elements == num_elements_);
   (void)elements;
-  return Tensor(dtype_, std::move(shape), num_elements_, data_);
+  Tensor tensor = *this;
+  tensor.shape_ = std::move(shape);
+  return tensor;
+}
+
+const std::byte* Tensor::Gathered() const { return scattered_->Gathered(); }
+
+const std::byte* Tensor::Read(int64_t first, int64_t count, std::byte* to) const {
+  const size_t begin = static_cast<size_t>(first) * SizeOf(dtype_), bytes = static_cast<size_t>(count) * SizeOf(dtype_);
+  if (scattered_ == nullptr) return data_.get() + begin;
+  const std::byte* together = scattered_->Together(begin, bytes);
+  if (together != nullptr && IsAligned(together, dtype_)) return together;
+  scattered_->Copy(begin, bytes, to);
+  return to;
 }
 
 bool SameBits(const Tensor& a, const Tensor& b) {

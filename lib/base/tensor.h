@@ -1,7 +1,10 @@
 // A dense row-major tensor: dtype, shape and bytes that may be shared with whoever made them.
 //
 // Copying a Tensor shares its bytes. The bytes are little-endian, as on the wire and in files (the project builds on
-// little-endian machines only). Data is aligned at least to the element; memory that Allocate made, to 64 bytes.
+// little-endian machines only). data() is aligned at least to the element; memory that Allocate made, to 64 bytes.
+//
+// A tensor may be scattered: its bytes lie in pieces, as they came off the wire. data() gathers them, once, and so takes
+// as much memory again; Read() takes a part as it lies.
 //
 // Threads: const access from any number of threads; mutable_data() only while nobody else has a copy.
 #ifndef LAYERD_LIB_BASE_TENSOR_H_
@@ -34,6 +37,9 @@ class Tensor {
   // INVALID_ARGUMENT, with field "shape" or "data", for a bad shape or a byte count that does not fit it.
   static absl::StatusOr<Tensor> Adopt(DType dtype, Shape shape, std::shared_ptr<const void> owner,
                                       absl::Span<const std::byte> data);
+  // The same for data in pieces that follow one another; without a copy, however they lie.
+  static absl::StatusOr<Tensor> AdoptPieces(DType dtype, Shape shape, std::shared_ptr<const void> owner,
+                                            std::vector<absl::Span<const std::byte>> pieces);
   // A copy of `values`, narrowed to `dtype`. `shape` must hold values.size() elements.
   static Tensor FromFloats(DType dtype, Shape shape, absl::Span<const float> values);
 
@@ -44,17 +50,25 @@ class Tensor {
   int64_t num_elements() const { return num_elements_; }
   size_t num_bytes() const { return static_cast<size_t>(num_elements_) * SizeOf(dtype_); }
 
-  const std::byte* data() const { return data_.get(); }
-  std::byte* mutable_data() { return const_cast<std::byte*>(data_.get()); }
+  // Throws std::bad_alloc where it has to gather and cannot.
+  const std::byte* data() const { return scattered_ == nullptr ? data_.get() : Gathered(); }
+  std::byte* mutable_data() { return const_cast<std::byte*>(data()); }
   absl::Span<const std::byte> bytes() const { return {data(), num_bytes()}; }
   // The elements of a float32 tensor.
   const float* floats() const { return reinterpret_cast<const float*>(data()); }
   float* mutable_floats() { return reinterpret_cast<float*>(mutable_data()); }
 
+  bool is_scattered() const { return scattered_ != nullptr; }
+  // Where the `count` elements from `first` on lie: in place where they lie together and aligned to the element, else
+  // copied to `to`, which has room for them and is aligned.
+  const std::byte* Read(int64_t first, int64_t count, std::byte* to) const;
+
   float At(int64_t index) const { return LoadAsFloat(dtype_, data(), index); }
   // All elements, widened.
   std::vector<float> ToFloats() const;
 
+  // The same, not scattered: a copy of what was, which does not keep the pieces alive.
+  Tensor Together() const;
   // The same bytes under another shape of as many elements.
   Tensor Reshaped(Shape shape) const;
   // True when dtype, shape and every byte are the same.
@@ -64,10 +78,14 @@ class Tensor {
   Tensor(DType dtype, Shape shape, int64_t num_elements, std::shared_ptr<const std::byte> data)
       : dtype_(dtype), shape_(std::move(shape)), num_elements_(num_elements), data_(std::move(data)) {}
 
+  class Scattered;
+  const std::byte* Gathered() const;
+
   DType dtype_;
   Shape shape_;
   int64_t num_elements_;
-  std::shared_ptr<const std::byte> data_;
+  std::shared_ptr<const std::byte> data_;       // null where it is scattered
+  std::shared_ptr<const Scattered> scattered_;  // null where it is not
 };
 
 bool SameBits(const Tensor& a, const Tensor& b);

@@ -1,6 +1,8 @@
 #include "lib/layers/normalize.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -8,6 +10,7 @@
 #include "absl/types/span.h"
 #include "lib/base/errors.h"
 #include "lib/base/shape.h"
+#include "lib/kernels/scratch.h"
 #include "lib/layers/check_dtype.h"
 #include "lib/layers/widened.h"
 
@@ -40,6 +43,51 @@ absl::Status CheckScale(std::string_view field, const std::optional<Tensor>& ten
   return InvalidField(absl::StrCat(std::string(field), ".shape"), "SHAPE_MISMATCH",
                       absl::StrCat("expected ", ToString(normalized_shape), flat, " to fit input.shape, got ",
                                    ToString(tensor->shape())));
+}
+
+// Rows of operands that are scattered, so many bytes of each at a time: few enough to find them in a second-level cache
+// once they are gathered there.
+constexpr int64_t kGatheredBytes = int64_t{256} << 10;
+
+bool IsScattered(const NormalizeInputs& inputs) {
+  return inputs.input.is_scattered() || (inputs.residual && inputs.residual->is_scattered()) ||
+         (inputs.gate && inputs.gate->is_scattered());
+}
+
+// What `args` says of rows from `row` on; but for input, residual and gate.
+NormalizeRowsArgs FromRow(NormalizeRowsArgs args, int64_t row) {
+  const int64_t groups = args.dim / args.group_size;
+  args.output += row * args.dim * static_cast<int64_t>(SizeOf(args.output_dtype));
+  if (args.residual_sum != nullptr)
+    args.residual_sum += row * args.dim * static_cast<int64_t>(SizeOf(args.input_dtype));
+  if (args.inverse != nullptr) args.inverse += row * groups;
+  if (args.mean != nullptr) args.mean += row * groups;
+  return args;
+}
+
+// NormalizeRows() for operands that are scattered: each thread takes a few rows as they lie, or gathers them, and
+// normalises those.
+void NormalizeScattered(const Arena& arena, const NormalizeRowsArgs& args, const NormalizeInputs& inputs,
+                        int64_t rows) {
+  const int64_t row_bytes = args.dim * static_cast<int64_t>(SizeOf(args.input_dtype));
+  const int64_t block_rows = std::max<int64_t>(1, kGatheredBytes / row_bytes);
+  arena.For((rows + block_rows - 1) / block_rows, 1, [&](int64_t begin, int64_t end) {
+    const auto block_bytes = static_cast<size_t>(block_rows * row_bytes);
+    const size_t block_floats = (block_bytes + sizeof(float) - 1) / sizeof(float);
+    float* scratch = Scratch::OfCall().Get(3 * block_floats);
+    for (int64_t row = begin * block_rows; row < std::min(rows, end * block_rows); row += block_rows) {
+      const int64_t count = std::min(block_rows, rows - row);
+      const auto read = [&](const Tensor& tensor, int64_t place) {
+        return tensor.Read(row * args.dim, count * args.dim,
+                           reinterpret_cast<std::byte*>(scratch + place * static_cast<int64_t>(block_floats)));
+      };
+      NormalizeRowsArgs block = FromRow(args, row);
+      block.input = read(inputs.input, 0);
+      if (inputs.residual) block.residual = read(*inputs.residual, 1);
+      if (inputs.gate) block.gate = read(*inputs.gate, 2);
+      NormalizeRows(block, 0, count);
+    }
+  });
 }
 
 }  // namespace
@@ -130,9 +178,6 @@ absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSp
                          .group_size = extent->group_size,
                          .input_dtype = input.dtype(),
                          .output_dtype = outputs.output.dtype(),
-                         .input = input.data(),
-                         .residual = inputs.residual ? inputs.residual->data() : nullptr,
-                         .gate = inputs.gate ? inputs.gate->data() : nullptr,
                          .gamma = gamma.data(),
                          .beta = beta.data(),
                          .output = outputs.output.mutable_data(),
@@ -149,6 +194,15 @@ absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSp
       args.mean = outputs.mean->mutable_floats();
     }
   }
+  // Few rows that are long are divided themselves, and so lie in one piece.
+  const int64_t row_bytes = extent->dim * static_cast<int64_t>(SizeOf(input.dtype()));
+  if (IsScattered(inputs) && row_bytes <= kGatheredBytes) {
+    NormalizeScattered(arena, args, inputs, extent->rows);
+    return outputs;
+  }
+  args.input = input.data();
+  if (inputs.residual) args.residual = inputs.residual->data();
+  if (inputs.gate) args.gate = inputs.gate->data();
   NormalizeRows(arena, args, extent->rows);
   return outputs;
 }

@@ -18,14 +18,18 @@ v1::Tensor Message(v1::Dtype dtype, std::vector<int64_t> shape, std::string data
   return message;
 }
 
-std::string ReasonOf(const v1::Tensor& message) { return DetailsOf(DecodeTensor(message, nullptr).status()).reason; }
+std::string ReasonOf(const v1::Tensor& message) {
+  return DetailsOf(DecodeTensor(message, ReceivedStorage(nullptr)).status()).reason;
+}
 
 TEST(TensorCodecTest, RoundTripsEveryDtype) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     const Tensor tensor = Tensor::FromFloats(dtype, {2, 3}, {0, -0.0f, 1.5f, -2, 3e4f, 1e-5f});
     v1::Tensor message;
-    EncodeTensor(tensor, message);
-    const auto back = DecodeTensor(message, nullptr);
+    SentStorage storage;
+    EncodeTensor(tensor, message, storage);
+    EXPECT_TRUE(storage.empty());
+    const auto back = DecodeTensor(message, ReceivedStorage(nullptr));
     ASSERT_TRUE(back.ok());
     EXPECT_TRUE(SameBits(*back, tensor));
   }
@@ -33,7 +37,7 @@ TEST(TensorCodecTest, RoundTripsEveryDtype) {
 
 TEST(TensorCodecTest, SharesTheMessagesBytes) {
   auto message = std::make_shared<v1::Tensor>(Message(v1::DTYPE_FLOAT32, {256}, std::string(1024, '\0')));
-  const auto tensor = DecodeTensor(*message, message);
+  const auto tensor = DecodeTensor(*message, ReceivedStorage(message));
   ASSERT_TRUE(tensor.ok());
   EXPECT_EQ(static_cast<const void*>(tensor->data()), static_cast<const void*>(message->data().data()));
 }
@@ -42,7 +46,7 @@ TEST(TensorCodecTest, ValuesAreRoundedToTheDtype) {
   v1::Tensor message = Message(v1::DTYPE_BFLOAT16, {2}, "");
   message.add_values(1.0f);
   message.add_values(3.14f);
-  const auto tensor = DecodeTensor(message, nullptr);
+  const auto tensor = DecodeTensor(message, ReceivedStorage(nullptr));
   ASSERT_TRUE(tensor.ok());
   EXPECT_EQ(tensor->At(1), 3.140625f);
 }
@@ -50,17 +54,18 @@ TEST(TensorCodecTest, ValuesAreRoundedToTheDtype) {
 TEST(TensorCodecTest, Int8IsBytesOrWholeNumbers) {
   const Tensor tensor = Tensor::FromFloats(DType::kInt8, {4}, {-128, -1, 0, 127});
   v1::Tensor message;
-  EncodeTensor(tensor, message);
+  SentStorage storage;
+  EncodeTensor(tensor, message, storage);
   EXPECT_EQ(message.dtype(), v1::DTYPE_INT8);
   EXPECT_EQ(message.data(), std::string("\x80\xff\x00\x7f", 4));
-  EXPECT_TRUE(SameBits(*DecodeTensor(message, nullptr), tensor));
+  EXPECT_TRUE(SameBits(*DecodeTensor(message, ReceivedStorage(nullptr)), tensor));
 
   v1::Tensor typed = Message(v1::DTYPE_INT8, {4}, "");
   for (const float value : {-128.0f, -1.0f, -0.0f, 127.0f}) typed.add_values(value);
-  EXPECT_TRUE(SameBits(*DecodeTensor(typed, nullptr), tensor));
+  EXPECT_TRUE(SameBits(*DecodeTensor(typed, ReceivedStorage(nullptr)), tensor));
   for (const float value : {128.0f, -129.0f, 0.5f, 1e30f, INFINITY, NAN}) {
     typed.set_values(1, value);
-    const absl::Status status = DecodeTensor(typed, nullptr).status();
+    const absl::Status status = DecodeTensor(typed, ReceivedStorage(nullptr)).status();
     EXPECT_EQ(DetailsOf(status).field, "values") << value;
     EXPECT_EQ(DetailsOf(status).reason, "OUT_OF_RANGE") << value;
     EXPECT_NE(std::string(status.message()).find("whole numbers of -128 to 127 for DTYPE_INT8"), std::string::npos);

@@ -2,13 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "lib/base/errors.h"
+#include "lib/base/shape.h"
 #include "lib/layers/seeded.h"
 #include "lib/reference/judge.h"
 
@@ -205,6 +210,53 @@ struct BadCall {
   const char* text;  // part of it
   std::function<void(NormalizeSpec&, NormalizeInputs&)> spoil;
 };
+
+// The same bytes in pieces of random lengths, as they come off the wire.
+Tensor Scattered(const Tensor& tensor, uint64_t seed, size_t longest) {
+  auto bytes = std::make_shared<std::vector<std::byte>>(tensor.bytes().begin(), tensor.bytes().end());
+  std::mt19937_64 random(seed);
+  std::vector<absl::Span<const std::byte>> pieces;
+  for (size_t at = 0; at < bytes->size();) {
+    const size_t count = std::min<size_t>(bytes->size() - at, 1 + random() % longest);
+    pieces.push_back(absl::MakeConstSpan(*bytes).subspan(at, count));
+    at += count;
+  }
+  return *Tensor::AdoptPieces(tensor.dtype(), tensor.shape(), bytes, std::move(pieces));
+}
+
+TEST(NormalizeTest, ScatteredOperandsHaveTheBitsOfOnesInOnePiece) {
+  const Arena arena(2);
+  // Rows that fill several blocks, one that is too long to be gathered alone, and rows of a few bytes.
+  for (const Shape& shape : {Shape{37, 4096}, Shape{3, 100000}, Shape{1000, 3}, Shape{0, 5}}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const size_t longest : {size_t{7}, size_t{100000}}) {
+        if (longest == 7 && shape[1] > 5000) continue;  // it takes long
+        NormalizeSpec spec = SpecOf(NormKind::kLayerNorm);
+        spec.rounding = NormRounding::kAfterGamma;
+        spec.gate_position = GatePosition::kLast;
+        NormalizeInputs inputs;
+        inputs.input = SeededInput(1, dtype, shape);
+        inputs.residual = SeededInput(2, dtype, shape);
+        inputs.gate = SeededInput(3, dtype, shape);
+        const auto want = Normalize(arena, spec, inputs, std::nullopt, true);
+        ASSERT_TRUE(want.ok()) << want.status();
+        inputs.input = Scattered(inputs.input, 4, longest);
+        for (const bool all : {false, true}) {
+          if (all) {
+            inputs.residual = Scattered(*inputs.residual, 5, longest);
+            inputs.gate = Scattered(*inputs.gate, 6, longest);
+          }
+          const auto got = Normalize(arena, spec, inputs, std::nullopt, true);
+          ASSERT_TRUE(got.ok()) << got.status();
+          EXPECT_TRUE(SameBits(got->output, want->output)) << ToString(shape);
+          EXPECT_TRUE(SameBits(*got->residual_sum, *want->residual_sum));
+          EXPECT_TRUE(SameBits(*got->inverse_rms, *want->inverse_rms));
+          EXPECT_TRUE(SameBits(*got->mean, *want->mean));
+        }
+      }
+    }
+  }
+}
 
 TEST(NormalizeTest, WhatDoesNotFitIsRefusedByField) {
   const double kNaN = std::numeric_limits<double>::quiet_NaN();
