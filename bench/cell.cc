@@ -41,7 +41,7 @@ Result Bench::Measure(const Cell& cell) {
   work.run();
   if (work.baseline) work.baseline();
   // Now all threads exist: the arena's, and those of the libraries that it is compared with.
-  PinThreads();
+  if (cell.pinned) PinThreads();
 
   Result result{.name = cell.name, .goal = cell.goal, .flops = work.flops, .bytes = work.bytes};
   Sampler ours(work.run, options_.sample_seconds);

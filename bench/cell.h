@@ -57,6 +57,7 @@ struct Cell {
   Bound bound = Bound::kProduct;
   std::string baseline;        // its name, where the bound is kBaseline
   std::optional<double> goal;  // the ratio to reach: at most this
+  bool pinned = true;          // its threads are bound to CPUs; not where they wait for one another all the time
   std::function<Work(const Arena&)> prepare;
 };
 

@@ -1,0 +1,207 @@
+// Measures calls of a layerd over loopback and unix sockets beside echoes of the same bytes; server and client share the
+// process, and with it the CPUs. docs/performance.md tells how to run and read it.
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "bench/cell.h"
+#include "bench/echo_server.h"
+#include "bench/norm_layer.h"
+#include "bench/run_cells.h"
+#include "client/remote_engine.h"
+#include "lib/base/parallel.h"
+#include "lib/engine/cpu_engine.h"
+#include "lib/engine/resident_engine.h"
+#include "lib/kernels/matmul.h"
+#include "server/resident_layers.h"
+#include "server/server.h"
+
+namespace layerd::bench {
+namespace {
+
+constexpr int64_t kRowBytes = kNormDim * static_cast<int64_t>(sizeof(float));
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+[[noreturn]] void Fail(const absl::Status& status) {
+  std::fprintf(stderr, "service_bench: %s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+// A folder for sockets that is removed at the end.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "layerd_bench_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) Fail(absl::InternalError("no temporary folder can be made"));
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string Path(const char* name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// The daemon as it is, but for its limits on sizes, and its echoes.
+class Servers {
+ public:
+  Servers(const Folder& folder, int threads)
+      : engine_({.threads = threads, .max_answer_bytes = 1024 * kMiB}), echo_(folder.Path("echo.sock")) {
+    auto layers = ResidentLayers::Open({});
+    if (!layers.ok()) Fail(layers.status());
+    layers_ = *std::move(layers);
+    resident_ = std::make_unique<ResidentEngine>(layers_->source(), engine_);
+    ServerOptions options;
+    options.grpc_listen = absl::StrCat("127.0.0.1:0,unix:", folder.Path("layerd.sock"));
+    options.layer_service.max_message_bytes = 1024 * kMiB;
+    options.layer_service.decoding_threads = threads;
+    auto server = Server::Start(options, *resident_, layers_->registry());
+    if (!server.ok()) Fail(server.status());
+    server_ = *std::move(server);
+  }
+  ~Servers() { server_->Drain(absl::Seconds(1)); }
+
+  std::string Target(bool tcp) const { return server_->addresses()[tcp ? 0 : 1]; }
+  std::string EchoTarget(bool tcp) const { return tcp ? echo_.tcp_target() : echo_.unix_target(); }
+
+ private:
+  CpuEngine engine_;
+  EchoServer echo_;
+  std::unique_ptr<ResidentLayers> layers_;
+  std::unique_ptr<ResidentEngine> resident_;
+  std::unique_ptr<Server> server_;
+};
+
+// A remote Normalize of so many rows.
+struct RemoteNorm {
+  RemoteNorm(const Arena& arena, const Servers& servers, bool tcp, int64_t rows)
+      : norm(NormOf(arena, NormKind::kRmsNorm, DType::kFloat32, rows)), engine({.target = servers.Target(tcp)}) {}
+
+  void Run() {
+    NormalizeCall call;
+    call.spec = norm->spec;
+    call.inputs = norm->inputs;
+    auto result = Normalize(engine, std::move(call));
+    if (!result.ok()) Fail(result.status());
+    norm->output = result->outputs.output;
+  }
+
+  std::shared_ptr<NormUnderTest> norm;
+  RemoteEngine engine;
+};
+
+Work WorkOf(const std::shared_ptr<RemoteNorm>& remote) {
+  return NormWork(remote->norm, [remote] { remote->Run(); });
+}
+
+// As many bytes as the tensor has.
+std::string SomeBytes(const RemoteNorm& remote) {
+  const Tensor& input = remote.norm->inputs.input;
+  return std::string(reinterpret_cast<const char*>(input.data()), input.num_bytes());
+}
+
+double ErrorOf(bool same) { return same ? 0.0 : std::numeric_limits<double>::quiet_NaN(); }
+
+Cell NormCell(std::string variant, std::string baseline, int64_t rows, int threads, double goal) {
+  const CellName name{"normalize", std::move(variant), "float32", kNormDim, 0, rows, threads};
+  return {.name = name, .bound = Bound::kBaseline, .baseline = std::move(baseline), .goal = goal, .pinned = false};
+}
+
+// Beside an echo of the same bytes.
+void AddOverEcho(const Servers& servers, bool tcp, int64_t rows, int threads, std::vector<Cell>& cells) {
+  // Of a single row the call is what costs.
+  const double goal = rows == 1 ? 1.25 : 1 / 0.8;
+  Cell cell = NormCell(tcp ? "over_echo_tcp" : "over_echo_unix", "echo", rows, threads, goal);
+  cell.prepare = [&servers, tcp, rows](const Arena& arena) {
+    const auto remote = std::make_shared<RemoteNorm>(arena, servers, tcp, rows);
+    const auto client = std::make_shared<EchoClient>(servers.EchoTarget(tcp));
+    const grpc::Slice slice(SomeBytes(*remote));
+    const auto bytes = std::make_shared<grpc::ByteBuffer>(&slice, 1);
+    Work work = WorkOf(remote);
+    work.baseline = [client, bytes] { client->EchoBytes(*bytes); };
+    work.baseline_error = [client, bytes] {
+      grpc::Slice sent, back;
+      const bool whole = bytes->DumpToSingleSlice(&sent).ok() && client->EchoBytes(*bytes).DumpToSingleSlice(&back).ok();
+      return ErrorOf(whole && sent.size() == back.size() && std::equal(sent.begin(), sent.end(), back.begin()));
+    };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// Beside a service of protobuf's that only sends the tensor back.
+void AddOverProtobuf(const Servers& servers, int64_t rows, int threads, std::vector<Cell>& cells) {
+  Cell cell = NormCell("over_protobuf_tcp", "protobuf", rows, threads, 1.0 / 3);
+  cell.prepare = [&servers, rows](const Arena& arena) {
+    const auto remote = std::make_shared<RemoteNorm>(arena, servers, true, rows);
+    const auto client = std::make_shared<EchoClient>(servers.EchoTarget(true));
+    const auto data = std::make_shared<std::string>(SomeBytes(*remote));
+    const auto response = std::make_shared<v1::NormalizeResponse>();
+    Work work = WorkOf(remote);
+    work.baseline = [client, data, response] {
+      v1::NormalizeRequest request;
+      request.mutable_input()->set_data(*data);  // a caller's tensor is somewhere else, too
+      response->Clear();
+      client->EchoMessage(request, *response);
+    };
+    work.baseline_error = [data, response] { return ErrorOf(response->output().data() == *data); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// One call of 64 MiB beside 64 calls of 1 MiB.
+void AddGrowth(const Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr int kCalls = 64;
+  Cell cell = NormCell("over_64_calls", "64 calls of 64 rows", 64 * kMiB / kRowBytes, threads, 1.3);
+  cell.prepare = [&servers](const Arena& arena) {
+    const auto remote = std::make_shared<RemoteNorm>(arena, servers, true, 64 * kMiB / kRowBytes);
+    const auto small = std::make_shared<RemoteNorm>(arena, servers, true, kMiB / kRowBytes);
+    Work work = WorkOf(remote);
+    work.baseline = [small] {
+      for (int i = 0; i < kCalls; ++i) small->Run();
+    };
+    work.baseline_error = [small] { return NormError(*small->norm); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+int Main(RunOptions& options, int threads) {
+  if (const auto matmul = InitMatMul(true); !matmul.ok()) Fail(matmul.status());
+  const Folder folder;
+  const Servers servers(folder, threads);
+  std::vector<Cell> cells;
+  for (const bool tcp : {true, false}) {
+    for (const int64_t rows : {int64_t{1}, kMiB / kRowBytes, 16 * kMiB / kRowBytes, 64 * kMiB / kRowBytes}) {
+      AddOverEcho(servers, tcp, rows, threads, cells);
+    }
+  }
+  AddOverProtobuf(servers, 64 * kMiB / kRowBytes, threads, cells);
+  AddGrowth(servers, threads, cells);
+  return RunCells(options, Chosen(options, std::move(cells)), DescribeMachine());
+}
+
+}  // namespace
+}  // namespace layerd::bench
+
+int main(int argc, char** argv) {
+  layerd::bench::RunOptions options;
+  int threads = layerd::AvailableCpus();
+  CLI::App app("Measures calls of a layerd beside echoes of the same bytes.");
+  layerd::bench::AddRunOptions(app, options);
+  app.add_option("--threads", threads, "Computing threads of the server")
+      ->check(CLI::Range(1, layerd::AvailableCpus()))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  return layerd::bench::Main(options, threads);
+}
