@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -43,10 +44,12 @@ class Reactor final : public grpc::ServerUnaryReactor {
   const std::shared_ptr<std::atomic<bool>> cancelled_;
 };
 
+template <typename Request>
+using CallOf = decltype(wire::DecodeCall(Request(), wire::ReceivedStorage(nullptr)));
+
 // The call in `bytes`, which are freed. RESOURCE_EXHAUSTED where memory for it cannot be had.
 template <typename Request>
-auto ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes)
-    -> decltype(wire::DecodeCall(Request(), wire::ReceivedStorage(nullptr))) {
+CallOf<Request> ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes) {
   try {
     auto message = std::make_shared<Request>();
     const auto storage = wire::ReceiveMessage(bytes, max_bytes, message);
@@ -55,6 +58,23 @@ auto ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes)
     return wire::DecodeCall(*message, *storage);
   } catch (const std::bad_alloc&) {
     bytes.Clear();
+    return OutOfMemory();
+  }
+}
+
+// The same, if that is a matter of microseconds.
+template <typename Request>
+std::optional<CallOf<Request>> ReadCallAtOnce(grpc::ByteBuffer& bytes, int64_t max_bytes) {
+  // What is copied well within 50 µs.
+  constexpr size_t kCopiedAtOnce = 65536;
+  if (bytes.Length() <= kCopiedAtOnce) return ReadCall<Request>(bytes, max_bytes);
+  try {
+    auto message = std::make_shared<Request>();
+    const auto storage = wire::ReceiveAtOnce(bytes, max_bytes, message);
+    if (!storage) return std::nullopt;
+    bytes.Clear();
+    return wire::DecodeCall(*message, *storage);
+  } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }
 }
@@ -99,8 +119,7 @@ grpc::ServerUnaryReactor* LayerService::Serve(grpc::CallbackServerContext* conte
   }
   // gRPC owns the bytes until the reactor has finished, and does not look at them again: they are freed once read.
   auto* bytes = const_cast<grpc::ByteBuffer*>(request);
-  auto serve = [this, context, bytes, response, reactor] {
-    auto call = ReadCall<Request>(*bytes, options_.max_message_bytes);
+  auto serve = [this, context, response, reactor](CallOf<Request> call) {
     if (!call.ok()) return reactor->FinishWith(call.status());
     call->context.deadline = absl::FromChrono(context->deadline());
     call->context.cancelled = reactor->cancelled();
@@ -108,13 +127,13 @@ grpc::ServerUnaryReactor* LayerService::Serve(grpc::CallbackServerContext* conte
       reactor->FinishWith(result.ok() ? WriteAnswer<Response>(*result, *response) : result.status());
     });
   };
-  // What is copied out of gRPC's slices well within 50 µs.
-  constexpr int64_t kDecodeAtOnceBytes = 65536;
-  if (size <= kDecodeAtOnceBytes) {
-    serve();
-  } else if (auto status = decoders_.Submit(std::move(serve)); !status.ok()) {
-    reactor->FinishWith(status);
+  if (auto call = ReadCallAtOnce<Request>(*bytes, options_.max_message_bytes)) {
+    serve(*std::move(call));
+    return reactor;
   }
+  const auto status = decoders_.Submit(
+      [bytes, serve, max_bytes = options_.max_message_bytes] { serve(ReadCall<Request>(*bytes, max_bytes)); });
+  if (!status.ok()) reactor->FinishWith(status);
   return reactor;
 }
 

@@ -17,8 +17,8 @@ struct LayerServiceOptions {
   int queue_calls = 256;  // large requests that may wait to be decoded
 };
 
-// Requests are taken as bytes (see wire/message_codec.h). Small ones are decoded on gRPC's thread, larger ones on a thread
-// of this service, so that gRPC's go on serving others.
+// Requests are taken as bytes (see wire/message_codec.h), and decoded on gRPC's thread. Where that takes long, as for gzip,
+// it is done on a thread of this service, so that gRPC's go on serving others.
 //
 // Threads: as gRPC calls it. Engine and gate must outlive it.
 class LayerService final : public v1::LayerService::WithRawCallbackMethod_Normalize<

@@ -1,5 +1,6 @@
 #include "server/server.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/grpc.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/channelz_service_plugin.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,10 +29,16 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
   Log(LogLevel::kDebug, "grpc", {{"message", args->message}, {"file", args->file}, {"line", absl::StrCat(args->line)}});
 }
 
+// protobuf's: any caller can bring forth as many as it likes.
+void ForwardProtobufLog(google::protobuf::LogLevel /*level*/, const char* file, int line, const std::string& text) {
+  Log(LogLevel::kDebug, "protobuf", {{"message", text}, {"file", file}, {"line", absl::StrCat(line)}});
+}
+
 void InstallPluginsOnce() {
   static std::once_flag once;
   std::call_once(once, [] {
     gpr_set_log_function(ForwardGrpcLog);
+    google::protobuf::SetLogHandler(ForwardProtobufLog);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::channelz::experimental::InitChannelzService();

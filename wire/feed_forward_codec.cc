@@ -57,8 +57,6 @@ absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request
     const auto status =
         DecodeOptionalTensor(field.path, (from.*field.has)(), (from.*field.get)(), storage, call.weights.*field.member);
     if (!status.ok()) return status;
-    // Products read weights in one piece, and so what they lay in is free meanwhile.
-    if (std::optional<Tensor>& weight = call.weights.*field.member) weight = weight->Together();
   }
   const auto output_dtype = DecodeOptionalDType("output_dtype", request.output_dtype());
   if (!output_dtype.ok()) return output_dtype.status();

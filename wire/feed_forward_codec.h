@@ -10,7 +10,7 @@
 
 namespace layerd::wire {
 
-// The call's tensors share what is in `storage`, but for weights, which are gathered. INVALID_ARGUMENT with the path of the field.
+// The call's tensors share what is in `storage`. INVALID_ARGUMENT with the path of the field.
 absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request, const ReceivedStorage& storage);
 // What is large of its tensors goes into `storage`, here and below.
 void EncodeCall(const FeedForwardCall& call, v1::FeedForwardRequest& request, SentStorage& storage);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -132,6 +133,18 @@ ReceivedStorage::Apart Own(const v1::Tensor& tensor, const Pieces& pieces, const
   return {&tensor, std::move(owned), std::move(slices)};
 }
 
+// `message` without the elements of large tensors; nothing where protobuf should look itself.
+std::optional<ReceivedStorage> Apart(const std::shared_ptr<const Plain>& plain,
+                                     std::shared_ptr<google::protobuf::Message> message) {
+  const auto separated = Separate(*message->GetDescriptor(), plain->pieces());
+  if (!separated || !message->ParseFromString(separated->rest)) return std::nullopt;
+  std::vector<ReceivedStorage::Apart> apart;
+  for (const auto& elements : separated->elements) {
+    apart.push_back(Own(TensorAt(*message, elements.path), elements.pieces, plain));
+  }
+  return ReceivedStorage(std::move(message), std::move(apart));
+}
+
 // A slice that shares the tensor's memory.
 grpc::Slice Share(const Tensor& tensor) {
   auto* owner = new Tensor(tensor);
@@ -148,20 +161,21 @@ absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::pr
   return Parse(plain, bytes, message);
 }
 
+std::optional<ReceivedStorage> ReceiveAtOnce(const grpc::ByteBuffer& bytes, int64_t max_bytes,
+                                             std::shared_ptr<google::protobuf::Message> message) {
+  const auto plain = std::make_shared<Plain>();
+  if (static_cast<int64_t>(bytes.Length()) > max_bytes || !bytes.Valid()) return std::nullopt;
+  if (!bytes.Dump(&plain->slices).ok() || IsGzip(plain->slices)) return std::nullopt;
+  return Apart(plain, std::move(message));
+}
+
 absl::StatusOr<ReceivedStorage> ReceiveMessage(grpc::ByteBuffer& bytes, int64_t max_bytes,
                                                std::shared_ptr<google::protobuf::Message> message) {
   const auto plain = std::make_shared<Plain>();
   if (auto status = Open(bytes, max_bytes, *message, *plain); !status.ok()) return status;
   const size_t size = plain->is_unpacked ? plain->unpacked.size() : bytes.Length();
   if (size >= kApartBytes) {
-    const auto separated = Separate(*message->GetDescriptor(), plain->pieces());
-    if (separated && message->ParseFromString(separated->rest)) {
-      std::vector<ReceivedStorage::Apart> apart;
-      for (const auto& elements : separated->elements) {
-        apart.push_back(Own(TensorAt(*message, elements.path), elements.pieces, plain));
-      }
-      return ReceivedStorage(std::move(message), std::move(apart));
-    }
+    if (auto storage = Apart(plain, message)) return *std::move(storage);
   }
   if (auto status = Parse(*plain, bytes, *message); !status.ok()) return status;
   return ReceivedStorage(std::move(message));

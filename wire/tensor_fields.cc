@@ -159,7 +159,7 @@ class Separator {
   bool Run(const Descriptor& type, size_t end, std::string& rest) {
     while (in_.position() < end) {
       Field field;
-      if (!NextField(in_, end, field, rest)) return false;
+      if (rest.size() > kMostRest || !NextField(in_, end, field, rest)) return false;
       if ((field.tag & 7) != kBytes) continue;
       const auto number = static_cast<uint32_t>(field.number());
       if (const FieldDescriptor* holder = HolderAt(type, number)) {
@@ -179,7 +179,7 @@ class Separator {
         PutHead(number, 0, rest);
       } else {
         PutHead(number, field.length, rest);
-        if (!in_.Copy(field.length, rest)) return false;
+        if (field.length > kMostRest || !in_.Copy(field.length, rest)) return false;
       }
     }
     return in_.position() == end;

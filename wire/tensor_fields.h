@@ -28,7 +28,8 @@ struct Separated {
 };
 
 // Of the bytes in `pieces`, a message of `type`. Nothing for bytes in which protobuf should look itself: those that are
-// malformed, or seem so.
+// malformed, or seem so, and those of which more than kMostRest would have to be copied.
+inline constexpr size_t kMostRest = size_t{256} << 10;
 std::optional<Separated> Separate(const google::protobuf::Descriptor& type, const Pieces& pieces);
 
 // The tensor at `path` in `message`.

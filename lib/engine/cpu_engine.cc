@@ -8,11 +8,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
+#include "lib/layers/layer.h"
 #include "lib/reference/judge.h"
 #include "lib/weights/layer_name.h"
 
 namespace layerd {
 namespace {
+
+// Work of less than about 100 µs.
+constexpr int64_t kSmallElements = 262144;
+constexpr double kSmallFlops = 2e6;
 
 absl::Status CheckAnswer(double bytes, int64_t max_bytes) {
   if (bytes <= static_cast<double>(max_bytes)) return absl::OkStatus();
@@ -32,8 +37,13 @@ double Bytes(int64_t elements, DType dtype) {
   return static_cast<double>(elements) * static_cast<double>(SizeOf(dtype));
 }
 
-// What checks the call, as far as shapes tell: nothing is allocated or computed.
-absl::Status Check(const NormalizeCall& call, const CpuEngineOptions& options) {
+// What a call is, as far as shapes tell.
+struct Cost {
+  bool is_small;  // computed in less time than two threads take to hand it over and back
+};
+
+// Checks the call: nothing is allocated or computed.
+absl::StatusOr<Cost> Check(const NormalizeCall& call, const CpuEngineOptions& options) {
   const auto extent = CheckNormalize(call.spec, call.inputs);
   if (!extent.ok()) return extent.status();
   const int64_t elements = call.inputs.input.num_elements();
@@ -41,16 +51,27 @@ absl::Status Check(const NormalizeCall& call, const CpuEngineOptions& options) {
   if (call.inputs.residual) bytes += Bytes(elements, call.inputs.input.dtype());
   if (call.intermediates) bytes += 2 * Bytes(elements / extent->group_size, DType::kFloat32);
   if (auto status = CheckAnswer(bytes, options.max_answer_bytes); !status.ok()) return status;
-  return CheckVerify(call.verify, 4.0 * static_cast<double>(elements), options.max_verify_flops);
+  const double flops = 4.0 * static_cast<double>(elements);
+  if (auto status = CheckVerify(call.verify, flops, options.max_verify_flops); !status.ok()) return status;
+  return Cost{!call.verify && elements <= kSmallElements};
 }
 
-absl::Status Check(const FeedForwardCall& call, const CpuEngineOptions& options) {
+absl::StatusOr<Cost> Check(const FeedForwardCall& call, const CpuEngineOptions& options) {
   const auto extent = CheckFeedForward(call.spec, call.weights, call.input);
   if (!extent.ok()) return extent.status();
   double bytes = Bytes(extent->rows * extent->out_dim, call.output_dtype.value_or(call.input.dtype()));
   if (call.intermediates) bytes += 4 * Bytes(extent->rows * extent->hidden_dim, DType::kFloat32);
   if (auto status = CheckAnswer(bytes, options.max_answer_bytes); !status.ok()) return status;
-  return CheckVerify(call.verify, FeedForwardFlops(call.spec, *extent), options.max_verify_flops);
+  const double flops = FeedForwardFlops(call.spec, *extent);
+  if (auto status = CheckVerify(call.verify, flops, options.max_verify_flops); !status.ok()) return status;
+  return Cost{!call.verify && flops <= kSmallFlops};
+}
+
+// Products read weights in one piece. What they came in is given back.
+void Gather(FeedForwardWeights& weights) {
+  for (const auto& [role, member] : kFeedForwardRoles) {
+    if (std::optional<Tensor>& weight = weights.*member) weight = weight->Together();
+  }
 }
 
 }  // namespace
@@ -58,7 +79,7 @@ absl::Status Check(const FeedForwardCall& call, const CpuEngineOptions& options)
 CpuEngine::CpuEngine(const CpuEngineOptions& options)
     : options_(options), arena_(options.threads), pool_(options.threads, options.queue_calls, "--queue_calls") {}
 
-absl::StatusOr<NormalizeResult> CpuEngine::Compute(const NormalizeCall& call) const {
+absl::StatusOr<NormalizeResult> CpuEngine::Compute(NormalizeCall& call) const {
   auto outputs = layerd::Normalize(arena_, call.spec, call.inputs, call.output_dtype, call.intermediates);
   if (!outputs.ok()) return outputs.status();
   NormalizeResult result{.outputs = *std::move(outputs)};
@@ -66,7 +87,8 @@ absl::StatusOr<NormalizeResult> CpuEngine::Compute(const NormalizeCall& call) co
   return result;
 }
 
-absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call) const {
+absl::StatusOr<FeedForwardResult> CpuEngine::Compute(FeedForwardCall& call) const {
+  if (call.packed == nullptr) Gather(call.weights);
   // Judging needs the values inside, whether or not the caller wants them.
   const bool inside = call.intermediates || call.verify;
   const auto still_wanted = [&call] { return CheckContext(call.context); };
@@ -86,31 +108,33 @@ absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call
   return result;
 }
 
-// Checks the call and queues its computation; calls `done` exactly once.
+// Computes the call, if it is still wanted.
+template <typename Result, typename Call>
+absl::StatusOr<Result> CpuEngine::Answer(Call& call) const {
+  if (auto status = CheckContext(call.context); !status.ok()) return status;
+  try {
+    return Compute(call);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  } catch (const std::exception& error) {
+    return InternalError(error.what());
+  }
+}
+
+// Checks the call, and computes it or queues its computation; calls `done` exactly once.
 template <typename Result, typename Call, typename Done>
 void CpuEngine::Submit(Call call, Done done) {
   if (!call.layer.empty()) return done(LayerNotFound("layer", call.layer));
   // Statuses are moved to whoever gets them: copies would share their text over threads, by a count inside Abseil that
   // ThreadSanitizer does not see.
-  if (auto status = Check(call, options_); !status.ok()) return done(std::move(status));
+  auto cost = Check(call, options_);
+  if (!cost.ok()) return done(std::move(cost).status());
+  if (cost->is_small && options_.small_on_caller) return done(Answer<Result>(call));
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
   // Shared with the job, which the pool takes over even when it refuses it.
   auto shared_done = std::make_shared<Done>(std::move(done));
-  auto status = pool_.Submit([this, call = std::move(call), shared_done] {
-    absl::Status ready = CheckContext(call.context);
-    const bool wanted = ready.ok();
-    absl::StatusOr<Result> result = wanted ? InternalError("not computed") : std::move(ready);
-    if (wanted) {
-      try {
-        result = Compute(call);
-      } catch (const std::bad_alloc&) {
-        result = OutOfMemory();
-      } catch (const std::exception& error) {
-        result = InternalError(error.what());
-      }
-    }
-    (*shared_done)(std::move(result));
-  });
+  auto status =
+      pool_.Submit([this, call = std::move(call), shared_done]() mutable { (*shared_done)(Answer<Result>(call)); });
   if (!status.ok()) (*shared_done)(std::move(status));
 }
 

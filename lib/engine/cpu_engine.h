@@ -15,10 +15,11 @@ struct CpuEngineOptions {
   int queue_calls = 256;                         // calls that may wait; more are refused
   int64_t max_answer_bytes = int64_t{64} << 20;  // a larger answer is refused before anything is computed
   double max_verify_flops = 1e9;                 // a larger layer is not verified
+  bool small_on_caller = true;                   // calls of less work than another thread's waking go past the queue
 };
 
 // Calls wait in one queue, in order of arrival, for `threads` workers; each may divide its work over the arena, which
-// holds as many threads. A call's shapes are checked when it arrives, on the caller's thread; its deadline and
+// holds as many threads. Calls of some microseconds are computed at once on the caller's thread. A call's shapes are checked when it arrives, on the caller's thread; its deadline and
 // cancellation then, before its work begins, and between chunks of rows while it lasts.
 //
 // A full queue is RESOURCE_EXHAUSTED with a delay (see WorkerPool). Memory that cannot be had is RESOURCE_EXHAUSTED too.
@@ -37,8 +38,10 @@ class CpuEngine : public LayerEngine {
   template <typename Result, typename Call, typename Done>
   void Submit(Call call, Done done);
 
-  absl::StatusOr<NormalizeResult> Compute(const NormalizeCall& call) const;
-  absl::StatusOr<FeedForwardResult> Compute(const FeedForwardCall& call) const;
+  template <typename Result, typename Call>
+  absl::StatusOr<Result> Answer(Call& call) const;
+  absl::StatusOr<NormalizeResult> Compute(NormalizeCall& call) const;
+  absl::StatusOr<FeedForwardResult> Compute(FeedForwardCall& call) const;
 
   const CpuEngineOptions options_;
   const Arena arena_;

@@ -48,6 +48,9 @@ absl::Status CheckScale(std::string_view field, const std::optional<Tensor>& ten
 // Rows of operands that are scattered, so many bytes of each at a time: few enough to find them in a second-level cache
 // once they are gathered there.
 constexpr int64_t kGatheredBytes = int64_t{256} << 10;
+// What is worth another thread: more than for rows in one piece, since what is scattered comes off the wire, and a thread
+// that looks for more work takes its CPU from those that send and receive.
+constexpr int64_t kShareBytes = int64_t{1} << 20;
 
 bool IsScattered(const NormalizeInputs& inputs) {
   return inputs.input.is_scattered() || (inputs.residual && inputs.residual->is_scattered()) ||
@@ -71,7 +74,8 @@ void NormalizeScattered(const Arena& arena, const NormalizeRowsArgs& args, const
                         int64_t rows) {
   const int64_t row_bytes = args.dim * static_cast<int64_t>(SizeOf(args.input_dtype));
   const int64_t block_rows = std::max<int64_t>(1, kGatheredBytes / row_bytes);
-  arena.For((rows + block_rows - 1) / block_rows, 1, [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kShareBytes / (block_rows * row_bytes));
+  arena.For((rows + block_rows - 1) / block_rows, grain, [&](int64_t begin, int64_t end) {
     const auto block_bytes = static_cast<size_t>(block_rows * row_bytes);
     const size_t block_floats = (block_bytes + sizeof(float) - 1) / sizeof(float);
     float* scratch = Scratch::OfCall().Get(3 * block_floats);

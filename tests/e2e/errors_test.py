@@ -521,6 +521,13 @@ class Hostility(unittest.TestCase):
             tensor_bytes = b'\x08\x01\x12\x01\x04\x22\xff\xff\xff\xff\x07'
             error = error_of(call, b'\x0a' + bytes([len(tensor_bytes)]) + tensor_bytes)
             self.assertEqual((error.code, error.reason), (INVALID, 'MALFORMED_MESSAGE'), error)
+
+    def test_a_name_that_is_no_text_is_refused_and_not_logged(self):
+        with Daemon() as daemon:
+            call = daemon.channel().unary_unary('/layerd.v1.LayerService/Normalize', lambda b: b, lambda b: b)
+            error = error_of(call, b'\x52\x01\xff')  # field 10, layer
+            self.assertEqual((error.code, error.reason), (INVALID, 'MALFORMED_MESSAGE'), error)
+            self.assertNotIn('UTF-8', daemon.log())
             self.assertLess(daemon.peak_memory_bytes(), 500 << 20)
             self.assertEqual(daemon.stub().Normalize(norm(), timeout=60).output.shape, [2, 4])
 

@@ -39,6 +39,7 @@ class Start(unittest.TestCase):
 class Memory(unittest.TestCase):
     def test_requests_beyond_the_budget_are_refused_and_nothing_dies(self):
         request = norm_request(np.ones((8, 1 << 20)))  # 32 MiB
+        request.verify = True  # takes longer than to send it, so that several are under way together
         with Daemon('--message_memory_mib=80') as daemon:
             stubs = [daemon.stub() for _ in range(4)]
             daemon.stub().Normalize(request, timeout=120)  # one alone fits
