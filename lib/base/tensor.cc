@@ -72,6 +72,15 @@ Tensor Tensor::Reshaped(Shape shape) const {
   return Tensor(dtype_, std::move(shape), num_elements_, data_);
 }
 
+Tensor Tensor::Rows(int64_t begin, int64_t count) const {
+  assert(rank() > 0 && begin >= 0 && count >= 0 && begin + count <= dim(0));
+  const int64_t row_elements = dim(0) == 0 ? 0 : num_elements_ / dim(0);
+  Shape shape = shape_;
+  shape[0] = count;
+  const std::byte* first = data() + begin * row_elements * static_cast<int64_t>(SizeOf(dtype_));
+  return Tensor(dtype_, std::move(shape), count * row_elements, std::shared_ptr<const std::byte>(data_, first));
+}
+
 bool SameBits(const Tensor& a, const Tensor& b) {
   return a.dtype_ == b.dtype_ && a.shape_ == b.shape_ &&
          (a.num_bytes() == 0 || std::memcmp(a.data(), b.data(), a.num_bytes()) == 0);

@@ -1,62 +1,19 @@
 #include "lib/engine/cpu_engine.h"
 
-#include <algorithm>
 #include <exception>
 #include <new>
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "lib/reference/judge.h"
 #include "lib/weights/layer_name.h"
 
 namespace layerd {
-namespace {
-
-absl::Status CheckAnswer(double bytes, int64_t max_bytes) {
-  if (bytes <= static_cast<double>(max_bytes)) return absl::OkStatus();
-  return TooLarge("input.shape", "ANSWER_TOO_LARGE",
-                  absl::StrCat("expected an answer of at most ", max_bytes, " bytes (--max_message_mib), got ",
-                               static_cast<int64_t>(std::min(bytes, 9e18)), " bytes"));
-}
-
-absl::Status CheckVerify(bool verify, double flops, double max_flops) {
-  if (!verify || flops <= max_flops) return absl::OkStatus();
-  return TooLarge("verify", "VERIFY_TOO_LARGE",
-                  absl::StrCat("expected a layer of at most ", max_flops,
-                               " floating-point operations to verify (--max_verify_flops), got ", flops));
-}
-
-double Bytes(int64_t elements, DType dtype) {
-  return static_cast<double>(elements) * static_cast<double>(SizeOf(dtype));
-}
-
-// What checks the call, as far as shapes tell: nothing is allocated or computed.
-absl::Status Check(const NormalizeCall& call, const CpuEngineOptions& options) {
-  const auto extent = CheckNormalize(call.spec, call.inputs);
-  if (!extent.ok()) return extent.status();
-  const int64_t elements = call.inputs.input.num_elements();
-  double bytes = Bytes(elements, call.output_dtype.value_or(call.inputs.input.dtype()));
-  if (call.inputs.residual) bytes += Bytes(elements, call.inputs.input.dtype());
-  if (call.intermediates) bytes += 2 * Bytes(elements / extent->group_size, DType::kFloat32);
-  if (auto status = CheckAnswer(bytes, options.max_answer_bytes); !status.ok()) return status;
-  return CheckVerify(call.verify, 4.0 * static_cast<double>(elements), options.max_verify_flops);
-}
-
-absl::Status Check(const FeedForwardCall& call, const CpuEngineOptions& options) {
-  const auto extent = CheckFeedForward(call.spec, call.weights, call.input);
-  if (!extent.ok()) return extent.status();
-  double bytes = Bytes(extent->rows * extent->out_dim, call.output_dtype.value_or(call.input.dtype()));
-  if (call.intermediates) bytes += 4 * Bytes(extent->rows * extent->hidden_dim, DType::kFloat32);
-  if (auto status = CheckAnswer(bytes, options.max_answer_bytes); !status.ok()) return status;
-  return CheckVerify(call.verify, FeedForwardFlops(call.spec, *extent), options.max_verify_flops);
-}
-
-}  // namespace
-
 CpuEngine::CpuEngine(const CpuEngineOptions& options)
-    : options_(options), arena_(options.threads), pool_(options.threads, options.queue_calls, "--queue_calls") {}
+    : limits_{options.max_answer_bytes, options.max_verify_flops},
+      arena_(options.threads),
+      pool_(options.threads, options.queue_calls, "--queue_calls") {}
 
 absl::StatusOr<NormalizeResult> CpuEngine::Compute(const NormalizeCall& call) const {
   auto outputs = layerd::Normalize(arena_, call.spec, call.inputs, call.output_dtype, call.intermediates);
@@ -92,7 +49,7 @@ void CpuEngine::Submit(Call call, Done done) {
   if (!call.layer.empty()) return done(LayerNotFound("layer", call.layer));
   // Statuses are moved to whoever gets them: copies would share their text over threads, by a count inside Abseil that
   // ThreadSanitizer does not see.
-  if (auto status = Check(call, options_); !status.ok()) return done(std::move(status));
+  if (auto status = CheckCall(call, limits_); !status.ok()) return done(std::move(status));
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
   // Shared with the job, which the pool takes over even when it refuses it.
   auto shared_done = std::make_shared<Done>(std::move(done));

@@ -6,6 +6,7 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/worker_pool.h"
+#include "lib/engine/call_check.h"
 #include "lib/engine/layer_engine.h"
 
 namespace layerd {
@@ -40,7 +41,7 @@ class CpuEngine : public LayerEngine {
   absl::StatusOr<NormalizeResult> Compute(const NormalizeCall& call) const;
   absl::StatusOr<FeedForwardResult> Compute(const FeedForwardCall& call) const;
 
-  const CpuEngineOptions options_;
+  const CallLimits limits_;
   const Arena arena_;
   WorkerPool pool_;  // last: its jobs use the rest
 };

@@ -48,6 +48,18 @@ TEST(TensorTest, BadShapesAreRefusedBeforeTheirBytesAreCounted) {
   EXPECT_EQ(DetailsOf(tensor.status()).field, "shape");
 }
 
+TEST(TensorTest, RowsShareTheBytesAndKeepThemAlive) {
+  std::vector<float> values(12);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  auto whole = std::make_unique<Tensor>(Tensor::FromFloats(DType::kBFloat16, {3, 2, 2}, values));
+  const Tensor rows = whole->Rows(1, 2), none = whole->Rows(3, 0);
+  EXPECT_EQ(rows.data(), whole->data() + 8);
+  whole.reset();
+  EXPECT_TRUE(SameBits(rows, Tensor::FromFloats(DType::kBFloat16, {2, 2, 2}, {4, 5, 6, 7, 8, 9, 10, 11})));
+  EXPECT_TRUE(SameBits(none, Tensor::Allocate(DType::kBFloat16, {0, 2, 2})));
+  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, {0, 4}).Rows(0, 0).shape(), (Shape{0, 4}));
+}
+
 TEST(TensorTest, EmptyTensorsAreLegal) {
   const auto tensor = Tensor::Adopt(DType::kBFloat16, {0, 64}, nullptr, {});
   ASSERT_TRUE(tensor.ok());
