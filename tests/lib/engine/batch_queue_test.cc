@@ -31,8 +31,8 @@ class BatchQueueTest : public testing::Test {
  protected:
   // Kinds are told apart by the address of their layer alone.
   BatchKind KindOf(char layer) const {
-    return {reinterpret_cast<const PackedFeedForward*>(&layers_[static_cast<unsigned char>(layer)]),
-            DType::kFloat32, DType::kFloat32, false};
+    return {reinterpret_cast<const PackedFeedForward*>(&layers_[static_cast<unsigned char>(layer)]), DType::kFloat32,
+            DType::kFloat32, false};
   }
 
   // A call for the layer that its name begins with, due so many hours from now; 0: without a deadline.
@@ -182,7 +182,9 @@ TEST_F(BatchQueueTest, ACallToBeDividedIsTakenByPartsAndOthersGetInBetween) {
   EXPECT_EQ(Pop(), "a-large:8");
   EXPECT_EQ(Pop(), "b");
   Push("a", 0);
-  EXPECT_EQ(Pop(), "a-large:8 a");  // TODO
+  EXPECT_EQ(Pop(), "a-large:8");
+  EXPECT_EQ(Pop(), "a a-large");  // what was left of it came back after the small one
+  EXPECT_EQ(queue_.size(), 0);
 }
 
 TEST_F(BatchQueueTest, CallsThatNobodyWaitsForAreHandedOutWithTheirErrorAndTakeNoTurn) {
