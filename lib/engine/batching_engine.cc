@@ -64,7 +64,7 @@ void BatchingEngine::Submit(Call call, Done done) {
     return;
   }
   lock.unlock();
-  if (auto status = CheckCall(call, options_.sizes.limits); !status.ok()) return done(std::move(status));
+  if (auto work = CheckCall(call, options_.sizes.limits); !work.ok()) return done(std::move(work).status());
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
   std::unique_ptr<QueuedCall> queued = std::make_unique<Queued>(std::move(call), std::move(done), std::move(traits));
   if (auto status = Enqueue(queued); !status.ok()) queued->Fail(std::move(status));

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "lib/engine/layer_engine.h"
 
 namespace layerd {
@@ -14,10 +14,10 @@ struct CallLimits {
   double max_verify_flops = 1e9;                 // a larger layer is not verified
 };
 
-// INVALID_ARGUMENT for what does not fit, RESOURCE_EXHAUSTED for what is over a limit, with details. Nothing is allocated
-// or computed, and no name looked up. Threads: pure functions.
-absl::Status CheckCall(const NormalizeCall& call, const CallLimits& limits);
-absl::Status CheckCall(const FeedForwardCall& call, const CallLimits& limits);
+// The call's work, about, in multiply-adds by one thread. INVALID_ARGUMENT for what does not fit, RESOURCE_EXHAUSTED for
+// what is over a limit, with details. Nothing is allocated or computed, and no name looked up. Threads: pure functions.
+absl::StatusOr<double> CheckCall(const NormalizeCall& call, const CallLimits& limits);
+absl::StatusOr<double> CheckCall(const FeedForwardCall& call, const CallLimits& limits);
 
 // Bytes of the answer for one row of a feed-forward layer.
 double AnswerBytesPerRow(const FeedForwardExtent& extent, DType output_dtype, bool intermediates);

@@ -10,8 +10,16 @@
 #include "lib/weights/layer_name.h"
 
 namespace layerd {
+namespace {
+
+// Whether this thread is in a call that it computes at once.
+thread_local bool computing_at_once = false;
+
+}  // namespace
+
 CpuEngine::CpuEngine(const CpuEngineOptions& options)
     : limits_{options.max_answer_bytes, options.max_verify_flops},
+      at_once_work_(options.at_once_work),
       arena_(options.threads),
       pool_(options.threads, options.queue_calls, "--queue_calls") {}
 
@@ -43,30 +51,37 @@ absl::StatusOr<FeedForwardResult> CpuEngine::Compute(const FeedForwardCall& call
   return result;
 }
 
-// Checks the call and queues its computation; calls `done` exactly once.
+template <typename Result, typename Call>
+absl::StatusOr<Result> CpuEngine::TryToCompute(const Call& call) const {
+  try {
+    return Compute(call);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  } catch (const std::exception& error) {
+    return InternalError(error.what());
+  }
+}
+
+// Checks the call and has it computed; calls `done` exactly once.
 template <typename Result, typename Call, typename Done>
 void CpuEngine::Submit(Call call, Done done) {
   if (!call.layer.empty()) return done(LayerNotFound("layer", call.layer));
   // Statuses are moved to whoever gets them: copies would share their text over threads, by a count inside Abseil that
   // ThreadSanitizer does not see.
-  if (auto status = CheckCall(call, limits_); !status.ok()) return done(std::move(status));
+  auto work = CheckCall(call, limits_);
+  if (!work.ok()) return done(std::move(work).status());
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
+  if (*work < at_once_work_ && !computing_at_once) {
+    computing_at_once = true;
+    done(TryToCompute<Result>(call));
+    computing_at_once = false;
+    return;
+  }
   // Shared with the job, which the pool takes over even when it refuses it.
   auto shared_done = std::make_shared<Done>(std::move(done));
   auto status = pool_.Submit([this, call = std::move(call), shared_done] {
-    absl::Status ready = CheckContext(call.context);
-    const bool wanted = ready.ok();
-    absl::StatusOr<Result> result = wanted ? InternalError("not computed") : std::move(ready);
-    if (wanted) {
-      try {
-        result = Compute(call);
-      } catch (const std::bad_alloc&) {
-        result = OutOfMemory();
-      } catch (const std::exception& error) {
-        result = InternalError(error.what());
-      }
-    }
-    (*shared_done)(std::move(result));
+    auto wanted = CheckContext(call.context);
+    (*shared_done)(wanted.ok() ? TryToCompute<Result>(call) : std::move(wanted));
   });
   if (!status.ok()) (*shared_done)(std::move(status));
 }

@@ -16,10 +16,15 @@ struct CpuEngineOptions {
   int queue_calls = 256;                         // calls that may wait; more are refused
   int64_t max_answer_bytes = int64_t{64} << 20;  // a larger answer is refused before anything is computed
   double max_verify_flops = 1e9;                 // a larger layer is not verified
+  double at_once_work = 0;                       // a call of less is computed by the thread that brings it; see below
 };
 
 // Calls wait in one queue, in order of arrival, for `threads` workers; each may divide its work over the arena, which
-// holds as many threads. A call's shapes are checked when it arrives, on the caller's thread; its deadline and
+// holds as many threads. Calls of less than `at_once_work` (multiply-adds, see CheckCall()) do not wait for a worker to
+// wake: the calling thread computes them, unless it brings them while it does so already, from inside `done`. That is for
+// callers who bound how many come at a time, as BatchingEngine does.
+//
+// A call's shapes are checked when it arrives, on the caller's thread; its deadline and
 // cancellation then, before its work begins, and between chunks of rows while it lasts.
 //
 // A full queue is RESOURCE_EXHAUSTED with a delay (see WorkerPool). Memory that cannot be had is RESOURCE_EXHAUSTED too.
@@ -38,10 +43,13 @@ class CpuEngine : public LayerEngine {
   template <typename Result, typename Call, typename Done>
   void Submit(Call call, Done done);
 
+  template <typename Result, typename Call>
+  absl::StatusOr<Result> TryToCompute(const Call& call) const;
   absl::StatusOr<NormalizeResult> Compute(const NormalizeCall& call) const;
   absl::StatusOr<FeedForwardResult> Compute(const FeedForwardCall& call) const;
 
   const CallLimits limits_;
+  const double at_once_work_;
   const Arena arena_;
   WorkerPool pool_;  // last: its jobs use the rest
 };

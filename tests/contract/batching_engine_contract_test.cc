@@ -10,7 +10,7 @@ namespace {
 struct Below {
   explicit Below(const BatchingEngineOptions& options) : batching(options, cpu) {}
   ContractLayers layers;
-  CpuEngine cpu{{.threads = 2}};
+  CpuEngine cpu{{.threads = 2, .at_once_work = 1 << 19}};
   BatchingEngine batching;
 };
 

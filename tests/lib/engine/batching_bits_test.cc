@@ -112,7 +112,7 @@ TEST_P(BatchingBitsTest, EveryAnswerHasTheBitsOfTheLayerAlone) {
   layers.emplace_back(1, DType::kBFloat16, FeedForwardForm::kGated, 48, 80, false);
   layers.emplace_back(2, DType::kFloat32, FeedForwardForm::kPlain, 33, 70, false);
   layers.emplace_back(3, DType::kFloat16, FeedForwardForm::kGated, 16, 300, true);
-  CpuEngine cpu({.threads = GetParam().workers});
+  CpuEngine cpu({.threads = GetParam().workers, .at_once_work = 1 << 15});  // some calls are, and some are not
   Tally tally;
   {
     BatchingEngine engine(GetParam(), cpu);

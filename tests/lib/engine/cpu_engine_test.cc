@@ -88,6 +88,34 @@ TEST(CpuEngineTest, ExpiredCallsAreRefusedOnArrival) {
   EXPECT_EQ(DetailsOf(Normalize(engine, std::move(call)).status()).reason, "EXPIRED_WHILE_WAITING");
 }
 
+TEST(CpuEngineTest, SmallCallsAreComputedByTheThreadThatBringsThem) {
+  CpuEngine engine({.threads = 1, .at_once_work = 1 << 16});
+  const std::thread::id here = std::this_thread::get_id();
+  std::thread::id norm, layer, nested, large;
+  std::promise<void> nested_answered, large_answered;
+  engine.Normalize(SmallNorm(), [&](const absl::StatusOr<NormalizeResult>& result) {
+    EXPECT_TRUE(result.ok());
+    norm = std::this_thread::get_id();
+    // One after another, calls from inside `done` would pile up on the stack.
+    engine.Normalize(SmallNorm(), [&](const absl::StatusOr<NormalizeResult>&) {
+      nested = std::this_thread::get_id();
+      nested_answered.set_value();
+    });
+  });
+  EXPECT_EQ(norm, here);
+  nested_answered.get_future().wait();
+  EXPECT_NE(nested, here);
+  engine.FeedForward(SmallLayer(),
+                     [&](const absl::StatusOr<FeedForwardResult>&) { layer = std::this_thread::get_id(); });
+  EXPECT_EQ(layer, here);
+  engine.FeedForward(SmallLayer(100), [&](const absl::StatusOr<FeedForwardResult>&) {
+    large = std::this_thread::get_id();
+    large_answered.set_value();
+  });
+  large_answered.get_future().wait();
+  EXPECT_NE(large, here);
+}
+
 TEST(CpuEngineTest, HasNoLayersOfItsOwn) {
   CpuEngine engine({.threads = 1});
   NormalizeCall norm = SmallNorm();
