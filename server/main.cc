@@ -35,7 +35,8 @@ namespace {
 // What a computation that outlasts the grace period has left to notice that it was cancelled before the process ends.
 constexpr std::chrono::seconds kAbandonAfter{2};
 
-// Multiply-adds up to which a call is computed by the thread that brings it: some 30 µs, where waking another takes ten.
+// Multiply-adds up to which a call is computed by the thread that brings it: tens of microseconds, so that no thread of
+// gRPC's is held for long, where waking another takes a good part of that.
 constexpr double kAtOnceWork = 1 << 19;
 
 int Fail(absl::string_view message) {

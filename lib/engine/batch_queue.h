@@ -22,7 +22,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -63,7 +62,7 @@ using BatchDone = absl::AnyInvocable<void(std::vector<std::unique_ptr<QueuedCall
 // A call in the queue.
 class QueuedCall {
  public:
-  explicit QueuedCall(BatchTraits call_traits) : traits(std::move(call_traits)) {}
+  explicit QueuedCall(const BatchTraits& call_traits) : traits(call_traits) {}
   virtual ~QueuedCall() = default;
 
   virtual const CallContext& context() const = 0;

@@ -50,7 +50,7 @@ void BatchingEngine::Leave() {
 template <typename Queued, typename Call, typename Done>
 void BatchingEngine::Submit(Call call, Done done) {
   if (!call.layer.empty()) return done(LayerNotFound("layer", call.layer));
-  BatchTraits traits = TraitsOf(call, options_.sizes);
+  const BatchTraits traits = TraitsOf(call, options_.sizes);
   const bool at_once = traits.part_rows == 0 && (!traits.kind || !ripener_.joinable());
   std::unique_lock<std::mutex> lock(mutex_);
   if (at_once && queue_.size() == 0 && HasRoom(traits.heavy)) {
@@ -66,7 +66,7 @@ void BatchingEngine::Submit(Call call, Done done) {
   lock.unlock();
   if (auto work = CheckCall(call, options_.sizes.limits); !work.ok()) return done(std::move(work).status());
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
-  std::unique_ptr<QueuedCall> queued = std::make_unique<Queued>(std::move(call), std::move(done), std::move(traits));
+  std::unique_ptr<QueuedCall> queued = std::make_unique<Queued>(std::move(call), std::move(done), traits);
   if (auto status = Enqueue(queued); !status.ok()) queued->Fail(std::move(status));
 }
 

@@ -128,14 +128,14 @@ void QueuedFeedForward::Answer(Shares shares, absl::StatusOr<FeedForwardResult> 
   } else if (shares.size() == 1) {
     shares[0].first->Fail(std::move(result).status());
   } else {
-    again = TryAgain(std::move(shares));
+    again = TryAgain(shares);
   }
   shares.clear();
   result = absl::UnknownError("answered");  // what they hold is free before the next turn
   done(std::move(again));
 }
 
-std::vector<std::unique_ptr<QueuedCall>> QueuedFeedForward::TryAgain(Shares shares) {
+std::vector<std::unique_ptr<QueuedCall>> QueuedFeedForward::TryAgain(Shares& shares) {
   std::vector<std::unique_ptr<QueuedCall>> again;
   for (auto& [call, count] : shares) {
     if (auto status = CheckContext(call->context()); !status.ok()) {

@@ -42,7 +42,7 @@ BatchTraits TraitsOf(const FeedForwardCall& call, const BatchSizes& sizes);
 
 // A call that goes through as it is; `finished`, called with no argument after `done`, has the rest.
 template <typename Finished>
-void PassOn(LayerEngine& inner, NormalizeCall call, NormalizeDone done, Finished finished) {
+void PassOn(LayerEngine& inner, NormalizeCall&& call, NormalizeDone done, Finished finished) {
   inner.Normalize(std::move(call), [done = std::move(done),
                                     finished = std::move(finished)](absl::StatusOr<NormalizeResult> result) mutable {
     done(std::move(result));
@@ -51,7 +51,7 @@ void PassOn(LayerEngine& inner, NormalizeCall call, NormalizeDone done, Finished
   });
 }
 template <typename Finished>
-void PassOn(LayerEngine& inner, FeedForwardCall call, FeedForwardDone done, Finished finished) {
+void PassOn(LayerEngine& inner, FeedForwardCall&& call, FeedForwardDone done, Finished finished) {
   inner.FeedForward(std::move(call), [done = std::move(done), finished = std::move(finished)](
                                          absl::StatusOr<FeedForwardResult> result) mutable {
     done(std::move(result));
@@ -62,8 +62,8 @@ void PassOn(LayerEngine& inner, FeedForwardCall call, FeedForwardDone done, Fini
 
 class QueuedNormalize : public QueuedCall {
  public:
-  QueuedNormalize(NormalizeCall call, NormalizeDone done, BatchTraits call_traits)
-      : QueuedCall(std::move(call_traits)), call_(std::move(call)), done_(std::move(done)) {}
+  QueuedNormalize(NormalizeCall call, NormalizeDone done, const BatchTraits& call_traits)
+      : QueuedCall(call_traits), call_(std::move(call)), done_(std::move(done)) {}
 
   const CallContext& context() const override { return call_.context; }
   void Fail(absl::Status error) override { done_(std::move(error)); }
@@ -77,8 +77,8 @@ class QueuedNormalize : public QueuedCall {
 class QueuedFeedForward : public QueuedCall {
  public:
   // With TraitsOf(call, …); divided calls must have passed CheckCall().
-  QueuedFeedForward(FeedForwardCall call, FeedForwardDone done, BatchTraits call_traits)
-      : QueuedCall(std::move(call_traits)), call_(std::move(call)), done_(std::move(done)), all_rows_(traits.rows) {}
+  QueuedFeedForward(FeedForwardCall call, FeedForwardDone done, const BatchTraits& call_traits)
+      : QueuedCall(call_traits), call_(std::move(call)), done_(std::move(done)), all_rows_(traits.rows) {}
 
   const CallContext& context() const override { return call_.context; }
   void Fail(absl::Status error) override { done_(std::move(error)); }
@@ -91,7 +91,7 @@ class QueuedFeedForward : public QueuedCall {
   static FeedForwardCall JointCall(const Shares& shares);
   static void Answer(Shares shares, absl::StatusOr<FeedForwardResult> result, BatchDone done);
   // The error of a joint call: answers those whose own it is, and gives the others back, to be computed alone.
-  static std::vector<std::unique_ptr<QueuedCall>> TryAgain(Shares shares);
+  static std::vector<std::unique_ptr<QueuedCall>> TryAgain(Shares& shares);
 
   Tensor Rows(int64_t count) const;  // the next ones, as [count, d]
   // Takes the answer to the next `count` rows: those of `joint` from `first` on. True when the call is answered.

@@ -15,8 +15,8 @@ using Clock = BatchQueue::Clock;
 
 class NamedCall : public QueuedCall {
  public:
-  NamedCall(std::string call_name, BatchTraits call_traits, CallContext call_context)
-      : QueuedCall(std::move(call_traits)), name(std::move(call_name)), context_(std::move(call_context)) {}
+  NamedCall(std::string call_name, const BatchTraits& call_traits, CallContext call_context)
+      : QueuedCall(call_traits), name(std::move(call_name)), context_(std::move(call_context)) {}
   const CallContext& context() const override { return context_; }
   void Fail(absl::Status) override {}
   void Compute(LayerEngine&, std::vector<BatchShare>, BatchDone) override {}
@@ -41,7 +41,7 @@ class BatchQueueTest : public testing::Test {
     if (traits.join_rows > 0) traits.kind = KindOf(name[0]);
     CallContext context;
     if (hours > 0) context.deadline = now_ + absl::Hours(hours);
-    queue_.Push(std::make_unique<NamedCall>(name, std::move(traits), context), ripe);
+    queue_.Push(std::make_unique<NamedCall>(name, traits, context), ripe);
   }
 
   // The names of the next turn's calls, with their rows where those are not all of them.

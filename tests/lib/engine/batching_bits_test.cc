@@ -117,6 +117,7 @@ TEST_P(BatchingBitsTest, EveryAnswerHasTheBitsOfTheLayerAlone) {
   {
     BatchingEngine engine(GetParam(), cpu);
     std::vector<std::thread> callers;
+    callers.reserve(kCallers);
     for (int caller = 0; caller < kCallers; ++caller) {
       callers.emplace_back([&, caller] { CallAtRandom(engine, layers, caller, kCalls, tally); });
     }

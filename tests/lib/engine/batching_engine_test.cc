@@ -55,6 +55,8 @@ class BatchingEngineTest : public testing::Test {
     return call;
   }
 
+  using Answers = std::vector<std::shared_ptr<std::optional<Result>>>;
+
   // Answers arrive in place: each call's slot is filled when `done` is called, once.
   std::shared_ptr<std::optional<Result>> Send(FeedForwardCall call) {
     auto answer = std::make_shared<std::optional<Result>>();
@@ -63,6 +65,13 @@ class BatchingEngineTest : public testing::Test {
       *answer = std::move(result);
     });
     return answer;
+  }
+
+  Answers SendAll(const std::vector<FeedForwardCall>& calls) {
+    Answers answers;
+    answers.reserve(calls.size());
+    for (const FeedForwardCall& call : calls) answers.push_back(Send(call));
+    return answers;
   }
 
   static void ExpectAnswer(const std::optional<Result>& answer, const FeedForwardCall& call) {
@@ -117,8 +126,7 @@ TEST_F(BatchingEngineTest, CallsThatComeMeanwhileBecomeOne) {
   calls[2].input = calls[2].input.Reshaped({kDim});
   calls[3].input = calls[3].input.Reshaped({3, 1, kDim});
   calls[1].context.deadline = absl::Now() + absl::Hours(1);
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
-  for (const FeedForwardCall& call : calls) answers.push_back(Send(call));
+  const Answers answers = SendAll(calls);
   EXPECT_EQ(inner_.Answer(), "1x16");
   auto joint = inner_.Take();
   EXPECT_EQ(joint.input.shape(), (Shape{6, kDim}));
@@ -132,7 +140,7 @@ TEST_F(BatchingEngineTest, CallsThatComeMeanwhileBecomeOne) {
 TEST_F(BatchingEngineTest, ValuesInsideAreSplitTooAndOutputDtypesKept) {
   Start();
   std::vector<FeedForwardCall> calls;
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
+  Answers answers;
   for (int i = 0; i < 5; ++i) {
     calls.push_back(CallOf(a_, 2, static_cast<uint64_t>(i)));
     calls.back().intermediates = true;
@@ -153,8 +161,7 @@ TEST_F(BatchingEngineTest, CallsThatAskForDifferentThingsAreNotJoined) {
   calls[4].verify = true;
   calls[5] = CallOf(b_, 1);
   const auto first = Send(calls[0]);
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
-  for (const FeedForwardCall& call : calls) answers.push_back(Send(call));
+  const Answers answers = SendAll(calls);
   for (int i = 0; i < 7; ++i) EXPECT_EQ(inner_.Answer(), "1x16");
   EXPECT_EQ(inner_.count(), 0);
   for (size_t i = 0; i < calls.size(); ++i) ExpectAnswer(*answers[i], calls[i]);
@@ -179,8 +186,7 @@ TEST_F(BatchingEngineTest, OnlyOneHeavyLayerAtATimeAndLightCallsBesideIt) {
 TEST_F(BatchingEngineTest, LightLayersHaveAllWorkers) {
   heavy_weights_ = 1 << 20;
   Start({.workers = 2});
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
-  for (int i = 0; i < 5; ++i) answers.push_back(Send(CallOf(a_, 1)));
+  Answers answers = SendAll(std::vector(5, CallOf(a_, 1)));
   EXPECT_EQ(inner_.count(), 2);
   EXPECT_EQ(inner_.Answer(), "1x16");
   EXPECT_EQ(inner_.Answer(), "1x16");
@@ -253,7 +259,7 @@ TEST_F(BatchingEngineTest, AJointCallThatFailsIsTriedAgainOneByOne) {
   Start({.workers = 1});
   auto cancelled = std::make_shared<std::atomic<bool>>(false);
   std::vector<FeedForwardCall> calls;
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
+  Answers answers;
   for (int i = 0; i < 4; ++i) {
     calls.push_back(CallOf(a_, 1, static_cast<uint64_t>(i)));
     if (i == 2) calls.back().context.cancelled = cancelled;
@@ -301,16 +307,14 @@ TEST_F(BatchingEngineTest, ABatchHasNoAnswerOverTheLimitOfOne) {
   BatchingEngineOptions options = {.workers = 1};
   options.sizes.limits.max_answer_bytes = 3 * kDim * 4 + 1;
   Start(options);
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
-  for (int i = 0; i < 6; ++i) answers.push_back(Send(CallOf(a_, 1)));
+  Answers answers = SendAll(std::vector(6, CallOf(a_, 1)));
   for (const char* rows : {"1x16", "3x16", "2x16"}) EXPECT_EQ(inner_.Answer(), rows);
   for (const auto& answer : answers) EXPECT_TRUE((*answer)->ok());
 }
 
 TEST_F(BatchingEngineTest, AFullQueueRefusesWithADelay) {
   Start({.workers = 1, .queue_calls = 2});
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
-  for (int i = 0; i < 3; ++i) answers.push_back(Send(CallOf(a_, 1)));
+  Answers answers = SendAll(std::vector(3, CallOf(a_, 1)));
   const auto refused = Send(CallOf(a_, 1));
   ExpectError(*refused, absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(DetailsOf((*refused)->status()).reason, "OVERLOADED");
@@ -378,8 +382,7 @@ TEST_F(BatchingEngineTest, AQueueOfCallsThatAreAnsweredAtOnceDoesNotPileUpOnTheS
 
 TEST_F(BatchingEngineTest, WithADelayCallsWaitForCompanyThoughAWorkerIsFree) {
   Start({.workers = 2, .batch_delay = absl::Hours(1)});
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
-  for (int i = 0; i < 7; ++i) answers.push_back(Send(CallOf(a_, 1)));
+  Answers answers = SendAll(std::vector(7, CallOf(a_, 1)));
   EXPECT_EQ(inner_.count(), 0);
   bool ok = false;
   engine_->Normalize(Norm(), [&](const absl::StatusOr<NormalizeResult>& result) { ok = result.ok(); });
@@ -414,7 +417,7 @@ TEST_F(BatchingEngineTest, CallsThatWaitForCompanyCountInTheQueue) {
 
 TEST_F(BatchingEngineTest, TheDestructorFinishesWhatWasAccepted) {
   Start({.workers = 1});
-  std::vector<std::shared_ptr<std::optional<Result>>> answers;
+  Answers answers;
   answers.push_back(Send(CallOf(a_, 20)));
   for (int i = 0; i < 10; ++i) answers.push_back(Send(CallOf(i % 2 == 0 ? a_ : b_, 3)));
   std::atomic<bool> gone = false;
