@@ -137,6 +137,21 @@ TEST_F(BatchingEngineTest, CallsThatComeMeanwhileBecomeOne) {
   EXPECT_EQ((**answers[1])->outputs.output.data() + 2 * kDim * 4, (**answers[2])->outputs.output.data());
 }
 
+TEST_F(BatchingEngineTest, AJointCallIsWantedUntilTheLastOfItsDeadlines) {
+  Start({.workers = 1});
+  std::vector<FeedForwardCall> calls(7, CallOf(a_, 1));
+  // The patient one has waited longest, and is passed over three times: it is not the last.
+  for (size_t i = 2; i < calls.size(); ++i) calls[i].context.deadline = absl::Now() + absl::Hours(1);
+  const Answers answers = SendAll(calls);
+  EXPECT_EQ(inner_.Answer(), "1x16");
+  auto joint = inner_.Take();
+  EXPECT_EQ(joint.input.dim(0), 6);
+  EXPECT_EQ(joint.context.deadline, absl::InfiniteFuture());
+  EXPECT_EQ(joint.context.cancelled, nullptr);
+  joint.answer(absl::OkStatus());
+  for (size_t i = 0; i < calls.size(); ++i) ExpectAnswer(*answers[i], calls[i]);
+}
+
 TEST_F(BatchingEngineTest, ValuesInsideAreSplitTooAndOutputDtypesKept) {
   Start();
   std::vector<FeedForwardCall> calls;
