@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,13 +17,16 @@
 #include "absl/strings/str_cat.h"
 #include "bench/cell.h"
 #include "bench/echo_server.h"
+#include "bench/feed_forward_layer.h"
 #include "bench/norm_layer.h"
 #include "bench/run_cells.h"
 #include "client/remote_engine.h"
 #include "lib/base/parallel.h"
+#include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
 #include "lib/kernels/matmul.h"
+#include "lib/resident/layer_source.h"
 #include "server/resident_layers.h"
 #include "server/server.h"
 
@@ -51,20 +56,39 @@ class Folder {
   std::filesystem::path path_;
 };
 
-// The daemon as it is, but for its limits on sizes, and its echoes.
+// One layer, prepared already, by whatever name.
+class OneLayer : public LayerSource {
+ public:
+  void Set(std::shared_ptr<const PackedFeedForward> packed, int64_t dim) {
+    auto layer = std::make_shared<PreparedLayer>();
+    layer->name = "models/bench/layers/mlp";
+    layer->layer = FeedForwardLayer{.spec = packed->spec(), .weights = packed->outline()};
+    layer->packed = std::move(packed);
+    layer->extent.dim = dim;
+    layer_ = std::move(layer);
+  }
+  void Acquire(std::string_view /*name*/, absl::Time /*deadline*/, PreparedLayerDone done) override { done(layer_); }
+
+ private:
+  std::shared_ptr<const PreparedLayer> layer_;
+};
+
+// The daemon as it is, but for its limits on sizes and for where its layer comes from, and its echoes.
 class Servers {
  public:
   Servers(const Folder& folder, int threads)
-      : engine_({.threads = threads, .max_answer_bytes = 1024 * kMiB}), echo_(folder.Path("echo.sock")) {
+      : engine_({.threads = threads, .max_answer_bytes = 1024 * kMiB, .at_once_work = kAtOnceWork}),
+        batching_({.workers = threads, .sizes = {.limits = {.max_answer_bytes = 1024 * kMiB}}}, engine_),
+        resident_(layer_, batching_),
+        echo_(folder.Path("echo.sock")) {
     auto layers = ResidentLayers::Open({});
     if (!layers.ok()) Fail(layers.status());
     layers_ = *std::move(layers);
-    resident_ = std::make_unique<ResidentEngine>(layers_->source(), engine_);
     ServerOptions options;
     options.grpc_listen = absl::StrCat("127.0.0.1:0,unix:", folder.Path("layerd.sock"));
     options.layer_service.max_message_bytes = 1024 * kMiB;
     options.layer_service.decoding_threads = threads;
-    auto server = Server::Start(options, *resident_, layers_->registry());
+    auto server = Server::Start(options, resident_, layers_->registry());
     if (!server.ok()) Fail(server.status());
     server_ = *std::move(server);
   }
@@ -72,12 +96,17 @@ class Servers {
 
   std::string Target(bool tcp) const { return server_->addresses()[tcp ? 0 : 1]; }
   std::string EchoTarget(bool tcp) const { return tcp ? echo_.tcp_target() : echo_.unix_target(); }
+  OneLayer& layer() { return layer_; }
 
  private:
+  static constexpr double kAtOnceWork = 1 << 22;  // as in server/main.cc
+
+  OneLayer layer_;
   CpuEngine engine_;
+  BatchingEngine batching_;
+  ResidentEngine resident_;
   EchoServer echo_;
   std::unique_ptr<ResidentLayers> layers_;
-  std::unique_ptr<ResidentEngine> resident_;
   std::unique_ptr<Server> server_;
 };
 
@@ -179,10 +208,98 @@ void AddGrowth(const Servers& servers, int threads, std::vector<Cell>& cells) {
   cells.push_back(std::move(cell));
 }
 
+// Callers of one row each of a resident layer, who ask again as soon as they are answered.
+class Callers {
+ public:
+  static constexpr int kCallsOfEach = 4;
+
+  Callers(const std::string& target, const Tensor& input, int count) : engine_({.target = target}) {
+    for (int i = 0; i < count; ++i) rows_.push_back(RowsOf(input, i, 1));
+    output_ = Tensor::Allocate(DType::kFloat32, {count, input.dim(1)});
+  }
+
+  // Each makes its calls; the answers are kept.
+  void Run() {
+    std::vector<std::thread> callers;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      callers.emplace_back([this, i] {
+        for (int call = 0; call < kCallsOfEach; ++call) Call(i);
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+  }
+  void Call(size_t caller) {
+    FeedForwardCall call;
+    call.layer = "models/bench/layers/mlp";
+    call.input = rows_[caller];
+    const auto result = FeedForward(engine_, std::move(call));
+    if (!result.ok()) Fail(result.status());
+    const Tensor& answer = result->outputs.output;
+    std::memcpy(output_.mutable_data() + caller * answer.num_bytes(), answer.data(), answer.num_bytes());
+  }
+  const Tensor& output() const { return output_; }
+
+ private:
+  RemoteEngine engine_;
+  std::vector<Tensor> rows_;
+  Tensor output_;
+};
+
+// Resident bfloat16 layers: 32 callers beside the product of 32 rows, one beside the product of its row and an echo. The
+// bits must be those of the products.
+void AddFeedForward(Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr FeedForwardShape kShape = {4096, 11008};
+  for (const int count : {1, 32}) {
+    const CellName name{
+        "feed_forward", count == 1 ? "one_caller" : "callers", "bfloat16", kShape.dim, kShape.hidden_dim, count,
+        threads};
+    Cell cell{.name = name,
+              .bound = Bound::kBaseline,
+              .baseline = count == 1 ? "in process + echo" : "in process",
+              .goal = count == 1 ? 1.05 : 1 / 0.8,
+              .pinned = false};
+    cell.prepare = [&servers, count, kShape](const Arena& arena) {
+      const auto layer = LayerOf(arena, kShape, DType::kBFloat16);
+      const PackedFeedForward& packed = PackedOf(arena, *layer);
+      servers.layer().Set({layer, &packed}, kShape.dim);
+      const Tensor input = RowsOf(layer->input, 0, count);
+      const auto callers = std::make_shared<Callers>(servers.Target(true), input, count);
+      const auto client = std::make_shared<EchoClient>(servers.EchoTarget(true));
+      const grpc::Slice slice(std::string(kShape.dim * sizeof(float), 'x'));
+      const auto bytes = std::make_shared<grpc::ByteBuffer>(&slice, 1);
+      const auto output = std::make_shared<Tensor>();
+      Work work;
+      if (count == 1) {
+        work.run = [callers] { callers->Call(0); };
+        work.baseline = [&arena, &packed, input, output, client, bytes] {
+          *output = FeedForward(arena, packed, input, std::nullopt, false)->output;
+          client->EchoBytes(*bytes);
+        };
+      } else {
+        work.run = [callers] { callers->Run(); };
+        work.baseline = [&arena, &packed, input, output] {
+          for (int i = 0; i < Callers::kCallsOfEach; ++i) {
+            *output = FeedForward(arena, packed, input, std::nullopt, false)->output;
+          }
+        };
+      }
+      work.error = [&arena, layer, callers, output] {
+        return SameBits(callers->output(), *output) ? FeedForwardError(arena, *layer, callers->output())
+                                                    : ErrorOf(false);
+      };
+      work.flops = FeedForwardFlops(layer->spec, {count, kShape.dim, kShape.hidden_dim, kShape.dim}) *
+                   (count == 1 ? 1 : Callers::kCallsOfEach);
+      work.bytes = WeightBytes(*layer);
+      return work;
+    };
+    cells.push_back(std::move(cell));
+  }
+}
+
 int Main(RunOptions& options, int threads) {
   if (const auto matmul = InitMatMul(true); !matmul.ok()) Fail(matmul.status());
   const Folder folder;
-  const Servers servers(folder, threads);
+  Servers servers(folder, threads);
   std::vector<Cell> cells;
   for (const bool tcp : {true, false}) {
     for (const int64_t rows : {int64_t{1}, kMiB / kRowBytes, 16 * kMiB / kRowBytes, 64 * kMiB / kRowBytes}) {
@@ -191,6 +308,7 @@ int Main(RunOptions& options, int threads) {
   }
   AddOverProtobuf(servers, 64 * kMiB / kRowBytes, threads, cells);
   AddGrowth(servers, threads, cells);
+  AddFeedForward(servers, threads, cells);
   return RunCells(options, Chosen(options, std::move(cells)), DescribeMachine());
 }
 

@@ -35,6 +35,12 @@ ABSL_FLAG(
     "Instruction set of the kernels: auto, avx512, avx2 or scalar. Results have the same bits on each. With auto, "
     "products may also go through OpenBLAS.");
 ABSL_FLAG(int, queue_calls, 256, "Calls that may wait for a thread, 1 to 1000000; more are refused.");
+ABSL_FLAG(int, batch_rows, 128,
+          "Rows of several calls for one layer that are computed together at most, 1 to 1000000; a call of more is "
+          "divided, so that others get in between.");
+ABSL_FLAG(int, batch_delay_us, 0,
+          "Microseconds that a call for a layer on the server waits for others to be computed with though a thread is "
+          "free, 0 to 1000000.");
 ABSL_FLAG(
     double, max_verify_flops, 1e9,
     "Largest layer, in floating-point operations, that a call with verify set may have computed again in float64.");
@@ -61,10 +67,10 @@ namespace layerd {
 namespace {
 
 constexpr std::string_view kFlagNames[] = {
-    "grpc_listen", "port_file",   "grace_s",         "max_message_mib",  "message_memory_mib",
-    "threads",     "simd",        "queue_calls",     "max_verify_flops", "log_level",
-    "models",      "layer_store", "layer_store_mib", "upload_idle_s",    "layer_memory_mib",
-    "preload",     "pin"};
+    "grpc_listen", "port_file",   "grace_s",         "max_message_mib", "message_memory_mib", "threads",
+    "simd",        "queue_calls", "batch_rows",      "batch_delay_us",  "max_verify_flops",   "log_level",
+    "models",      "layer_store", "layer_store_mib", "upload_idle_s",   "layer_memory_mib",   "preload",
+    "pin"};
 
 absl::Status OutOfRange(std::string_view flag, std::string_view expected, std::string_view got) {
   return absl::InvalidArgumentError(
@@ -157,6 +163,8 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   const int message_memory_mib = absl::GetFlag(FLAGS_message_memory_mib);
   const int threads = absl::GetFlag(FLAGS_threads);
   const int queue_calls = absl::GetFlag(FLAGS_queue_calls);
+  const int batch_rows = absl::GetFlag(FLAGS_batch_rows);
+  const int batch_delay_us = absl::GetFlag(FLAGS_batch_delay_us);
   const int64_t layer_store_mib = absl::GetFlag(FLAGS_layer_store_mib);
   const int64_t layer_memory_mib = absl::GetFlag(FLAGS_layer_memory_mib);
   const double upload_idle_s = absl::GetFlag(FLAGS_upload_idle_s);
@@ -166,7 +174,8 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   for (const auto& status :
        {CheckRange("max_message_mib", max_message_mib, 1, 1023),
         CheckRange("message_memory_mib", message_memory_mib, 0, 1000000), CheckRange("threads", threads, 0, 1024),
-        CheckRange("queue_calls", queue_calls, 1, 1000000), CheckRange("grace_s", grace_s, 0.0, 3600.0),
+        CheckRange("queue_calls", queue_calls, 1, 1000000), CheckRange("batch_rows", batch_rows, 1, 1000000),
+        CheckRange("batch_delay_us", batch_delay_us, 0, 1000000), CheckRange("grace_s", grace_s, 0.0, 3600.0),
         CheckRange("max_verify_flops", max_verify_flops, 0.0, 1e18),
         CheckRange("upload_idle_s", upload_idle_s, 0.1, 86400.0),
         CheckRange("layer_store_mib", layer_store_mib, int64_t{1}, int64_t{1000000000}),
@@ -188,6 +197,8 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   config.grace = absl::Seconds(grace_s);
   config.threads = threads == 0 ? AvailableCpus() : threads;
   config.queue_calls = queue_calls;
+  config.batch_rows = batch_rows;
+  config.batch_delay = absl::Microseconds(batch_delay_us);
   // An eighth, because a request's memory is had about four times over: as it arrives, decoded, as its answer, and as the
   // answer's message.
   const int64_t message_memory =

@@ -21,6 +21,8 @@ struct Config {
   absl::Duration grace;
   int threads;
   int queue_calls;
+  int batch_rows;
+  absl::Duration batch_delay;
   double max_verify_flops;
   std::optional<Simd> simd;  // nothing: the widest that the CPU has
   ResidentLayersOptions layers;

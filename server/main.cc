@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "lib/base/parallel.h"
+#include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
 #include "lib/kernels/matmul.h"
@@ -33,6 +34,10 @@ namespace {
 
 // What a computation that outlasts the grace period has left to notice that it was cancelled before the process ends.
 constexpr std::chrono::seconds kAbandonAfter{2};
+
+// Multiply-adds up to which a call is computed by the thread that brings it: 100 µs or less, so that no thread of gRPC's is
+// held for long, where waking another takes a good part of that.
+constexpr double kAtOnceWork = 1 << 22;
 
 int Fail(absl::string_view message) {
   std::fprintf(stderr, "layerd: %.*s\n", static_cast<int>(message.size()), message.data());
@@ -133,6 +138,7 @@ int Run(int argc, char** argv) {
   engine_options.queue_calls = config->queue_calls;
   engine_options.max_answer_bytes = config->server.layer_service.max_message_bytes;
   engine_options.max_verify_flops = config->max_verify_flops;
+  engine_options.at_once_work = kAtOnceWork;
   auto engine = std::make_unique<CpuEngine>(engine_options);
   // gRPC ends the process where it cannot start one of its threads.
   const int grpc_threads = 16 + 2 * AvailableCpus();
@@ -140,9 +146,16 @@ int Run(int argc, char** argv) {
     return Fail(absl::StrCat("cannot start ", config->threads, " computing threads and ", grpc_threads,
                              " of gRPC's: the limit on processes or on memory is too low"));
   }
+  BatchingEngineOptions batching_options;
+  batching_options.workers = engine->workers();
+  batching_options.queue_calls = config->queue_calls;
+  batching_options.batch_delay = config->batch_delay;
+  batching_options.sizes.batch_rows = config->batch_rows;
+  batching_options.sizes.limits = {engine_options.max_answer_bytes, engine_options.max_verify_flops};
+  BatchingEngine batching(batching_options, *engine);
   auto layers = ResidentLayers::Open(config->layers);
   if (!layers.ok()) return Fail(layers.status().message());
-  ResidentEngine resident((*layers)->source(), *engine);
+  ResidentEngine resident((*layers)->source(), batching);
   auto server = Server::Start(config->server, resident, (*layers)->registry());
   if (!server.ok()) return Fail(server.status().message());
   LogMatMul(*matmul, /*wanted=*/!config->simd);

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <new>
 
 namespace layerd {
@@ -12,13 +11,13 @@ namespace {
 constexpr size_t kCacheLine = 64;
 constexpr size_t kHugePage = size_t{2} << 20;
 
+std::align_val_t AlignmentOf(size_t bytes) { return std::align_val_t{bytes < 2 * kHugePage ? kCacheLine : kHugePage}; }
+
 std::byte* AllocateFresh(size_t bytes) {
-  const size_t alignment = bytes < 2 * kHugePage ? kCacheLine : kHugePage;
-  // Not rounded up to whole huge pages: the last part is in ordinary ones.
-  const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, alignment, rounded) != 0) throw std::bad_alloc();
-  if (alignment == kHugePage) madvise(memory, rounded / kHugePage * kHugePage, MADV_HUGEPAGE);
+  const std::align_val_t alignment = AlignmentOf(bytes);
+  void* memory = ::operator new(bytes, alignment);
+  // But for the last part, which is in ordinary pages: not to be rounded up to a huge one.
+  if (alignment == std::align_val_t{kHugePage}) madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
   return static_cast<std::byte*>(memory);
 }
 
@@ -34,8 +33,10 @@ BufferPool& BufferPool::OfProcess() {
   return *pool;
 }
 
+void BufferPool::Shelf::Free(Buffer buffer) { ::operator delete(buffer.data, AlignmentOf(buffer.bytes)); }
+
 BufferPool::Shelf::~Shelf() {
-  for (const Buffer& buffer : free_) std::free(buffer.data);
+  for (const Buffer& buffer : free_) Free(buffer);
 }
 
 BufferPool::Buffer BufferPool::Shelf::Take(size_t bytes) {
@@ -67,7 +68,7 @@ void BufferPool::Shelf::Put(Buffer buffer) {
     too_many.assign(free_.begin(), end);
     free_.erase(free_.begin(), end);
   }
-  for (const Buffer& old : too_many) std::free(old.data);
+  for (const Buffer& old : too_many) Free(old);
 }
 
 size_t BufferPool::Shelf::kept_bytes() const {

@@ -47,6 +47,8 @@ class BufferPool {
     size_t kept_bytes() const;
 
    private:
+    static void Free(Buffer buffer);
+
     const size_t most_kept_bytes_;
     mutable std::mutex mutex_;
     std::vector<Buffer> free_;  // guarded by mutex_; the one that came last is last

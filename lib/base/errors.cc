@@ -1,5 +1,7 @@
 #include "lib/base/errors.h"
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -89,6 +91,11 @@ absl::Status Overloaded(std::string_view text, int64_t retry_delay_ms) {
   details.reason = "OVERLOADED";
   details.retry_delay_ms = retry_delay_ms;
   return WithDetails(absl::StatusCode::kResourceExhausted, text, details);
+}
+
+absl::Status QueueFull(int64_t calls, double seconds, std::string_view flag) {
+  const int64_t delay_ms = std::clamp<int64_t>(static_cast<int64_t>(std::ceil(seconds * 1000)), 1, 60000);
+  return Overloaded(absl::StrCat("busy: ", calls, " calls wait already (", std::string(flag), ")"), delay_ms);
 }
 
 absl::Status OutOfMemory() { return Overloaded("no memory for the call's work", 1000); }

@@ -39,6 +39,9 @@ absl::Status MissingField(std::string_view field, std::string_view text);
 absl::Status TooLarge(std::string_view field, std::string_view reason, std::string_view text);
 // No room now; try again after the delay. RESOURCE_EXHAUSTED, reason OVERLOADED.
 absl::Status Overloaded(std::string_view text, int64_t retry_delay_ms);
+// A queue is full: of `calls`, which take about `seconds` to get through; `flag` sets its limit. As Overloaded(), with a
+// delay of 1 ms to 1 min.
+absl::Status QueueFull(int64_t calls, double seconds, std::string_view flag);
 // Memory for the call's work cannot be had now. As Overloaded().
 absl::Status OutOfMemory();
 // The deadline passed before the work began, or between its parts. DEADLINE_EXCEEDED.

@@ -69,13 +69,13 @@ class Tensor::Scattered {
     }
   }
 
-  const std::byte* Gathered() const {
+  const std::shared_ptr<const std::byte>& Gathered() const {
     std::call_once(once_, [this] {
       auto all = AllocateBytes(bytes_);
       Copy(0, bytes_, const_cast<std::byte*>(all.get()));
       gathered_ = std::move(all);
     });
-    return gathered_.get();
+    return gathered_;
   }
 
  private:
@@ -163,7 +163,7 @@ Tensor Tensor::Reshaped(Shape shape) const {
   return tensor;
 }
 
-const std::byte* Tensor::Gathered() const { return scattered_->Gathered(); }
+const std::byte* Tensor::Gathered() const { return scattered_->Gathered().get(); }
 
 const std::byte* Tensor::Read(int64_t first, int64_t count, std::byte* to) const {
   const size_t begin = static_cast<size_t>(first) * SizeOf(dtype_), bytes = static_cast<size_t>(count) * SizeOf(dtype_);
@@ -172,6 +172,16 @@ const std::byte* Tensor::Read(int64_t first, int64_t count, std::byte* to) const
   if (together != nullptr && IsAligned(together, dtype_)) return together;
   scattered_->Copy(begin, bytes, to);
   return to;
+}
+
+Tensor Tensor::Rows(int64_t begin, int64_t count) const {
+  assert(rank() > 0 && begin >= 0 && count >= 0 && begin + count <= dim(0));
+  const int64_t row_elements = dim(0) == 0 ? 0 : num_elements_ / dim(0);
+  Shape shape = shape_;
+  shape[0] = count;
+  const auto& all = scattered_ == nullptr ? data_ : scattered_->Gathered();
+  const std::byte* first = all.get() + begin * row_elements * static_cast<int64_t>(SizeOf(dtype_));
+  return Tensor(dtype_, std::move(shape), count * row_elements, std::shared_ptr<const std::byte>(all, first));
 }
 
 bool SameBits(const Tensor& a, const Tensor& b) {

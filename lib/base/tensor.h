@@ -71,6 +71,8 @@ class Tensor {
   Tensor Together() const;
   // The same bytes under another shape of as many elements.
   Tensor Reshaped(Shape shape) const;
+  // Elements begin … begin + count − 1 of the first axis; shares the bytes. Rank at least 1, and in range.
+  Tensor Rows(int64_t begin, int64_t count) const;
   // True when dtype, shape and every byte are the same.
   friend bool SameBits(const Tensor& a, const Tensor& b);
 

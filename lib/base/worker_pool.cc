@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
-#include <string>
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 
 namespace layerd {
@@ -40,9 +37,7 @@ absl::Status WorkerPool::Submit(Job job) {
     if (static_cast<int>(queue_.size()) >= queue_limit_) {
       const double seconds =
           mean_job_seconds_ * static_cast<double>(queue_.size()) / static_cast<double>(workers_.size());
-      const int64_t delay_ms = std::clamp<int64_t>(static_cast<int64_t>(std::ceil(seconds * 1000)), 1, 60000);
-      return Overloaded(absl::StrCat("busy: ", queue_.size(), " calls wait already (", std::string(limit_flag_), ")"),
-                        delay_ms);
+      return QueueFull(static_cast<int64_t>(queue_.size()), seconds, limit_flag_);
     }
     queue_.push_back(std::move(job));
   }

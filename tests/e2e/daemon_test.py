@@ -26,7 +26,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
 FLAGS = ('grpc_listen', 'port_file', 'grace_s', 'max_message_mib', 'threads', 'simd', 'queue_calls',
-         'max_verify_flops', 'log_level')
+         'batch_rows', 'batch_delay_us', 'max_verify_flops', 'log_level')
 LOG_LINE = re.compile(r'ts=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=(debug|info|warning|error) event=[a-z_]+'
                       r'( [a-z_]+=("([^"\\]|\\.)*"|[^\s"=]+))*')
 
@@ -186,7 +186,10 @@ class Addresses(unittest.TestCase):
                            ('--grace_s=nan', '--grace_s'), ('--max_message_mib=0', '--max_message_mib'),
                            ('--max_message_mib=1024', '--max_message_mib'),
                            ('--max_message_mib=99999999999', 'max_message_mib'), ('--queue_calls=0', '--queue_calls'),
-                           ('--queue_calls=1000001', '--queue_calls'), ('--max_verify_flops=-1', '--max_verify_flops'),
+                           ('--queue_calls=1000001', '--queue_calls'), ('--batch_rows=0', '--batch_rows'),
+                           ('--batch_rows=1000001', '--batch_rows'), ('--batch_delay_us=-1', '--batch_delay_us'),
+                           ('--batch_delay_us=1000001', '--batch_delay_us'),
+                           ('--max_verify_flops=-1', '--max_verify_flops'),
                            ('--max_verify_flops=nan', '--max_verify_flops'), ('--log_level=loud', '--log_level'),
                            ('--simd=sse9', '--simd'), ('--simd=', '--simd'), ('--grpc_listen=nowhere', '--grpc_listen'),
                            ('--grpc_listen=', '--grpc_listen'), ('--grpc_listen=127.0.0.1:65536', '--grpc_listen'),

@@ -1,6 +1,7 @@
 """Layers called by name: the same bits as with the layer in the call, and clear errors."""
 import json
 import shutil
+import tempfile
 import time
 import unittest
 
@@ -123,6 +124,24 @@ class SameBits(unittest.TestCase):
             self.assertNotEqual(named.layer_hash, '')
             named.ClearField('layer_hash')
             self.assertEqual(named.SerializeToString(deterministic=True), sent.SerializeToString(deterministic=True))
+
+
+    def test_callers_at_once_get_the_bits_of_each_alone(self):
+        """Of a layer large enough to be computed for one batch at a time; one call among them is divided."""
+        name, dim, rows = 'models/m/layers/batched', 256, 300
+        weights = resident.swiglu_weights(9, dim, 1536, BFLOAT16)
+        x = np.random.default_rng(9).standard_normal((rows, dim), np.float32)
+        with tempfile.TemporaryDirectory() as store, Daemon(f'--layer_store={store}', '--batch_rows=16') as daemon:
+            stub = daemon.stub()
+            resident.upload(resident.registry(daemon), name, SWIGLU, weights)
+            expected = array_of(evaluate(stub, inline(SWIGLU, weights, tensor(x, FLOAT32))).output)
+            for _ in range(3):
+                calls = [stub.FeedForward.future(by_name(name, SWIGLU, tensor(x[i:i + 1], FLOAT32)), timeout=60)
+                         for i in range(48)]
+                whole = stub.FeedForward.future(by_name(name, SWIGLU, tensor(x, FLOAT32)), timeout=60)
+                for i, call in enumerate(calls):
+                    self.assertEqual(array_of(call.result().output).tobytes(), expected[i:i + 1].tobytes(), i)
+                self.assertEqual(array_of(whole.result().output).tobytes(), expected.tobytes())
 
 
 class Errors(unittest.TestCase):

@@ -58,6 +58,7 @@ TEST(TensorTest, PiecesAreGatheredWhenTheyAreAskedForAsOne) {
   EXPECT_EQ(scattered.tensor.data(), scattered.tensor.data()) << "gathered once";
   EXPECT_EQ(reinterpret_cast<uintptr_t>(scattered.tensor.data()) % 4, 0u);
   EXPECT_TRUE(SameBits(scattered.tensor.Reshaped({1, 5}), scattered.together.Reshaped({1, 5})));
+  EXPECT_TRUE(SameBits(scattered.tensor.Reshaped({5, 1}).Rows(1, 3), scattered.together.Reshaped({5, 1}).Rows(1, 3)));
   const Tensor copy = scattered.tensor.Together();
   EXPECT_FALSE(copy.is_scattered());
   EXPECT_TRUE(SameBits(copy, scattered.together));
@@ -114,6 +115,18 @@ TEST(TensorTest, ByteCountsThatDoNotFitAreRefusedWithBothNumbers) {
 TEST(TensorTest, BadShapesAreRefusedBeforeTheirBytesAreCounted) {
   const auto tensor = Tensor::Adopt(DType::kFloat32, {-1}, nullptr, {});
   EXPECT_EQ(DetailsOf(tensor.status()).field, "shape");
+}
+
+TEST(TensorTest, RowsShareTheBytesAndKeepThemAlive) {
+  std::vector<float> values(12);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  auto whole = std::make_unique<Tensor>(Tensor::FromFloats(DType::kBFloat16, {3, 2, 2}, values));
+  const Tensor rows = whole->Rows(1, 2), none = whole->Rows(3, 0);
+  EXPECT_EQ(rows.data(), whole->data() + 8);
+  whole.reset();
+  EXPECT_TRUE(SameBits(rows, Tensor::FromFloats(DType::kBFloat16, {2, 2, 2}, {4, 5, 6, 7, 8, 9, 10, 11})));
+  EXPECT_TRUE(SameBits(none, Tensor::Allocate(DType::kBFloat16, {0, 2, 2})));
+  EXPECT_EQ(Tensor::Allocate(DType::kFloat32, {0, 4}).Rows(0, 0).shape(), (Shape{0, 4}));
 }
 
 TEST(TensorTest, EmptyTensorsAreLegal) {

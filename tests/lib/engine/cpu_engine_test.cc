@@ -45,7 +45,7 @@ class Blocker {
 };
 
 TEST(CpuEngineTest, FullQueueRefusesWithADelay) {
-  CpuEngine engine({.threads = 1, .queue_calls = 2, .small_on_caller = false});
+  CpuEngine engine({.threads = 1, .queue_calls = 2});
   Blocker blocker(engine);
   std::vector<std::future<absl::Status>> waiting;
   for (int i = 0; i < 2; ++i) {
@@ -63,7 +63,7 @@ TEST(CpuEngineTest, FullQueueRefusesWithADelay) {
 }
 
 TEST(CpuEngineTest, CallsThatExpiredOrWereCancelledWhileTheyWaitedAreNotBegun) {
-  CpuEngine engine({.threads = 1, .small_on_caller = false});
+  CpuEngine engine({.threads = 1});
   Blocker blocker(engine);
   NormalizeCall late = SmallNorm();
   late.context.deadline = absl::Now() + absl::Milliseconds(20);
@@ -86,6 +86,34 @@ TEST(CpuEngineTest, ExpiredCallsAreRefusedOnArrival) {
   NormalizeCall call = SmallNorm();
   call.context.deadline = absl::InfinitePast();
   EXPECT_EQ(DetailsOf(Normalize(engine, std::move(call)).status()).reason, "EXPIRED_WHILE_WAITING");
+}
+
+TEST(CpuEngineTest, SmallCallsAreComputedByTheThreadThatBringsThem) {
+  CpuEngine engine({.threads = 1, .at_once_work = 1 << 16});
+  const std::thread::id here = std::this_thread::get_id();
+  std::thread::id norm, layer, nested, large;
+  std::promise<void> nested_answered, large_answered;
+  engine.Normalize(SmallNorm(), [&](const absl::StatusOr<NormalizeResult>& result) {
+    EXPECT_TRUE(result.ok());
+    norm = std::this_thread::get_id();
+    // One after another, calls from inside `done` would pile up on the stack.
+    engine.Normalize(SmallNorm(), [&](const absl::StatusOr<NormalizeResult>&) {
+      nested = std::this_thread::get_id();
+      nested_answered.set_value();
+    });
+  });
+  EXPECT_EQ(norm, here);
+  nested_answered.get_future().wait();
+  EXPECT_NE(nested, here);
+  engine.FeedForward(SmallLayer(),
+                     [&](const absl::StatusOr<FeedForwardResult>&) { layer = std::this_thread::get_id(); });
+  EXPECT_EQ(layer, here);
+  engine.FeedForward(SmallLayer(100), [&](const absl::StatusOr<FeedForwardResult>&) {
+    large = std::this_thread::get_id();
+    large_answered.set_value();
+  });
+  large_answered.get_future().wait();
+  EXPECT_NE(large, here);
 }
 
 TEST(CpuEngineTest, HasNoLayersOfItsOwn) {
@@ -128,7 +156,7 @@ TEST(CpuEngineTest, LayersTooLargeToVerifyAreRefusedByTheirFlag) {
 TEST(CpuEngineTest, TheDestructorFinishesWhatWasAccepted) {
   std::atomic<int> answered = 0;
   {
-    CpuEngine engine({.threads = 2, .small_on_caller = false});
+    CpuEngine engine({.threads = 2});
     for (int i = 0; i < 100; ++i) {
       engine.FeedForward(SmallLayer(), [&](absl::StatusOr<FeedForwardResult> r) { answered += r.ok(); });
     }
@@ -136,35 +164,8 @@ TEST(CpuEngineTest, TheDestructorFinishesWhatWasAccepted) {
   EXPECT_EQ(answered, 100);
 }
 
-TEST(CpuEngineTest, SmallCallsAreAnsweredOnTheCallersThreadEvenWhileAllWorkersAreBusy) {
-  CpuEngine engine({.threads = 1, .queue_calls = 1});
-  std::promise<void> started, release;
-  NormalizeCall large;
-  large.inputs.input = SeededInput(1, DType::kFloat32, {65, 4096});
-  std::thread::id large_thread;
-  engine.Normalize(large, [&](absl::StatusOr<NormalizeResult>) {
-    large_thread = std::this_thread::get_id();
-    started.set_value();
-    release.get_future().wait();
-  });
-  started.get_future().wait();
-  EXPECT_NE(large_thread, std::this_thread::get_id());
-  std::thread::id norm_thread, layer_thread;
-  engine.Normalize(SmallNorm(), [&](absl::StatusOr<NormalizeResult> r) {
-    EXPECT_TRUE(r.ok());
-    norm_thread = std::this_thread::get_id();
-  });
-  engine.FeedForward(SmallLayer(), [&](absl::StatusOr<FeedForwardResult> r) {
-    EXPECT_TRUE(r.ok());
-    layer_thread = std::this_thread::get_id();
-  });
-  EXPECT_EQ(norm_thread, std::this_thread::get_id());
-  EXPECT_EQ(layer_thread, std::this_thread::get_id());
-  release.set_value();
-}
-
 TEST(CpuEngineTest, ManyCallersGetEachTheirOwnAnswer) {
-  CpuEngine engine({.threads = 2, .queue_calls = 10000, .small_on_caller = false});
+  CpuEngine engine({.threads = 2, .queue_calls = 10000});
   std::vector<std::thread> callers;
   std::atomic<int> wrong = 0;
   for (int caller = 0; caller < 16; ++caller) {

@@ -1,0 +1,67 @@
+#include "lib/engine/call_check.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "lib/base/errors.h"
+
+namespace layerd {
+namespace {
+
+// Estimates of work, in multiply-adds: an element of a norm; a floating-point operation that is done again in float64 by
+// plain loops; reading weights, in rows that could be computed meanwhile.
+constexpr double kNormWork = 16, kVerifyWork = 64;
+constexpr int64_t kPackedRows = 4, kUnpackedRows = 16;
+
+absl::Status CheckAnswer(double bytes, int64_t max_bytes) {
+  if (bytes <= static_cast<double>(max_bytes)) return absl::OkStatus();
+  return TooLarge("input.shape", "ANSWER_TOO_LARGE",
+                  absl::StrCat("expected an answer of at most ", max_bytes, " bytes (--max_message_mib), got ",
+                               static_cast<int64_t>(std::min(bytes, 9e18)), " bytes"));
+}
+
+absl::Status CheckVerify(bool verify, double flops, double max_flops) {
+  if (!verify || flops <= max_flops) return absl::OkStatus();
+  return TooLarge("verify", "VERIFY_TOO_LARGE",
+                  absl::StrCat("expected a layer of at most ", max_flops,
+                               " floating-point operations to verify (--max_verify_flops), got ", flops));
+}
+
+double Bytes(int64_t elements, DType dtype) {
+  return static_cast<double>(elements) * static_cast<double>(SizeOf(dtype));
+}
+
+}  // namespace
+
+absl::StatusOr<double> CheckCall(const NormalizeCall& call, const CallLimits& limits) {
+  const auto extent = CheckNormalize(call.spec, call.inputs);
+  if (!extent.ok()) return extent.status();
+  const int64_t elements = call.inputs.input.num_elements();
+  double bytes = Bytes(elements, call.output_dtype.value_or(call.inputs.input.dtype()));
+  if (call.inputs.residual) bytes += Bytes(elements, call.inputs.input.dtype());
+  if (call.intermediates) bytes += 2 * Bytes(elements / extent->group_size, DType::kFloat32);
+  if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
+  const double flops = 4.0 * static_cast<double>(elements);
+  if (auto status = CheckVerify(call.verify, flops, limits.max_verify_flops); !status.ok()) return status;
+  return kNormWork * static_cast<double>(elements) * (call.verify ? kVerifyWork : 1);
+}
+
+absl::StatusOr<double> CheckCall(const FeedForwardCall& call, const CallLimits& limits) {
+  const auto extent = CheckFeedForward(call.spec, call.weights, call.input);
+  if (!extent.ok()) return extent.status();
+  const double bytes = static_cast<double>(extent->rows) *
+                       AnswerBytesPerRow(*extent, call.output_dtype.value_or(call.input.dtype()), call.intermediates);
+  if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
+  const double flops = FeedForwardFlops(call.spec, *extent);
+  if (auto status = CheckVerify(call.verify, flops, limits.max_verify_flops); !status.ok()) return status;
+  if (call.verify) return flops * kVerifyWork;
+  FeedForwardExtent fetched = *extent;  // what a product costs before its first row
+  fetched.rows = call.packed != nullptr ? kPackedRows : kUnpackedRows;
+  return (flops + FeedForwardFlops(call.spec, fetched)) / 2;
+}
+
+double AnswerBytesPerRow(const FeedForwardExtent& extent, DType output_dtype, bool intermediates) {
+  return Bytes(extent.out_dim, output_dtype) + (intermediates ? 4 * Bytes(extent.hidden_dim, DType::kFloat32) : 0.0);
+}
+
+}  // namespace layerd
