@@ -211,7 +211,7 @@ void AddGrowth(const Servers& servers, int threads, std::vector<Cell>& cells) {
 // Callers of one row each of a resident layer, who ask again as soon as they are answered.
 class Callers {
  public:
-  static constexpr int kCallsOfEach = 4;
+  static constexpr int kCallsOfEach = 8;
 
   Callers(const std::string& target, const Tensor& input, int count) : engine_({.target = target}) {
     for (int i = 0; i < count; ++i) rows_.push_back(RowsOf(input, i, 1));
