@@ -147,4 +147,12 @@ grpc::ServerUnaryReactor* LayerService::FeedForward(grpc::CallbackServerContext*
   return Serve<v1::FeedForwardRequest, v1::FeedForwardResponse, FeedForwardResult>(context, request, response);
 }
 
+RowStreamReactor* LayerService::StreamNormalize(grpc::CallbackServerContext* context) {
+  return StartNormalizeStream(engine_, gate_, options_.max_message_bytes, context);
+}
+
+RowStreamReactor* LayerService::StreamFeedForward(grpc::CallbackServerContext* context) {
+  return StartFeedForwardStream(engine_, gate_, options_.max_message_bytes, context);
+}
+
 }  // namespace layerd

@@ -8,6 +8,7 @@
 #include "lib/base/worker_pool.h"
 #include "lib/engine/layer_engine.h"
 #include "server/call_gate.h"
+#include "server/row_stream.h"
 
 namespace layerd {
 
@@ -21,8 +22,10 @@ struct LayerServiceOptions {
 // it is done on a thread of this service, so that gRPC's go on serving others.
 //
 // Threads: as gRPC calls it. Engine and gate must outlive it.
-class LayerService final : public v1::LayerService::WithRawCallbackMethod_Normalize<
-                               v1::LayerService::WithRawCallbackMethod_FeedForward<v1::LayerService::Service>> {
+class LayerService final
+    : public v1::LayerService::WithRawCallbackMethod_Normalize<
+          v1::LayerService::WithRawCallbackMethod_FeedForward<v1::LayerService::WithRawCallbackMethod_StreamNormalize<
+              v1::LayerService::WithRawCallbackMethod_StreamFeedForward<v1::LayerService::Service>>>> {
  public:
   LayerService(LayerEngine& engine, CallGate& gate, const LayerServiceOptions& options);
 
@@ -30,6 +33,8 @@ class LayerService final : public v1::LayerService::WithRawCallbackMethod_Normal
                                       grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* FeedForward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) override;
+  RowStreamReactor* StreamNormalize(grpc::CallbackServerContext* context) override;
+  RowStreamReactor* StreamFeedForward(grpc::CallbackServerContext* context) override;
 
  private:
   template <typename Request, typename Response, typename Result>

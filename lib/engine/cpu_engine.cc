@@ -16,13 +16,6 @@ namespace {
 // Whether this thread is in a call that it computes at once.
 thread_local bool computing_at_once = false;
 
-// Products read weights in one piece. What they came in is given back.
-void Gather(FeedForwardWeights& weights) {
-  for (const auto& [role, member] : kFeedForwardRoles) {
-    if (std::optional<Tensor>& weight = weights.*member) weight = weight->Together();
-  }
-}
-
 }  // namespace
 
 CpuEngine::CpuEngine(const CpuEngineOptions& options)
@@ -40,7 +33,7 @@ absl::StatusOr<NormalizeResult> CpuEngine::Compute(NormalizeCall& call) const {
 }
 
 absl::StatusOr<FeedForwardResult> CpuEngine::Compute(FeedForwardCall& call) const {
-  if (call.packed == nullptr) Gather(call.weights);
+  if (call.packed == nullptr) GatherWeights(call.weights);  // products read them in one piece
   // Judging needs the values inside, whether or not the caller wants them.
   const bool inside = call.intermediates || call.verify;
   const auto still_wanted = [&call] { return CheckContext(call.context); };

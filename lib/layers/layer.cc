@@ -114,4 +114,10 @@ Layer OutlineOf(const Layer& layer) {
   return outline;
 }
 
+void GatherWeights(FeedForwardWeights& weights) {
+  for (const auto& [role, member] : kFeedForwardRoles) {
+    if (std::optional<Tensor>& weight = weights.*member) weight = weight->Together();
+  }
+}
+
 }  // namespace layerd

@@ -105,6 +105,10 @@ absl::StatusOr<LayerExtent> CheckLayer(const Layer& layer);
 // The same layer without its weights' data.
 Layer OutlineOf(const Layer& layer);
 
+// Makes weights that are scattered (lib/base/tensor.h) lie in one piece each, and gives back what they lay in. Throws
+// std::bad_alloc. Threads: as of any change.
+void GatherWeights(FeedForwardWeights& weights);
+
 }  // namespace layerd
 
 #endif  // LAYERD_LIB_LAYERS_LAYER_H_

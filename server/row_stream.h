@@ -1,0 +1,32 @@
+// One StreamNormalize or StreamFeedForward: each message of the caller is a call of the engine, and its answer a message to
+// the caller, in order.
+#ifndef LAYERD_SERVER_ROW_STREAM_H_
+#define LAYERD_SERVER_ROW_STREAM_H_
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstdint>
+
+#include "lib/engine/layer_engine.h"
+#include "server/call_gate.h"
+
+namespace layerd {
+
+using RowStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+// Largest message of a stream but the first: 4 MiB of rows, and what is around them. And how many may be under way: read
+// and not answered.
+inline constexpr int64_t kMostChunkBytes = (int64_t{4} << 20) + 65536;
+inline constexpr int kMostChunks = 3;
+
+// The stream ends itself. At the gate it counts for kMostChunks messages, and for its first one where that is larger.
+// Engine and gate must outlive it.
+RowStreamReactor* StartNormalizeStream(LayerEngine& engine, CallGate& gate, int64_t max_first_bytes,
+                                       grpc::CallbackServerContext* context);
+RowStreamReactor* StartFeedForwardStream(LayerEngine& engine, CallGate& gate, int64_t max_first_bytes,
+                                         grpc::CallbackServerContext* context);
+
+}  // namespace layerd
+
+#endif  // LAYERD_SERVER_ROW_STREAM_H_

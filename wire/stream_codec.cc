@@ -1,0 +1,80 @@
+#include "wire/stream_codec.h"
+
+#include <utility>
+
+#include "lib/base/errors.h"
+#include "lib/layers/layer.h"
+#include "wire/feed_forward_codec.h"
+#include "wire/normalize_codec.h"
+#include "wire/tensor_codec.h"
+
+namespace layerd::wire {
+namespace {
+
+// Whether the message is as its place in the stream asks: the first has a call, the others rows.
+template <typename Request>
+absl::Status CheckPlace(const Request& request, bool is_first, bool has_rows) {
+  if (is_first && !request.has_call()) return MissingField("call", "expected the stream's first message to have it");
+  if (is_first && has_rows) {
+    return InvalidField("input", "UNEXPECTED_FIELD", "expected the first message to have its rows in call.input");
+  }
+  if (!is_first && request.has_call()) {
+    return InvalidField("call", "UNEXPECTED_FIELD", "expected it in the stream's first message only");
+  }
+  if (!is_first && !request.has_input()) return MissingField("input", "expected a tensor, got nothing");
+  return absl::OkStatus();
+}
+
+// What is left is for all chunks: without rows, and in memory of its own.
+void Keep(NormalizeCall& call) {
+  call.inputs.input = Tensor();
+  call.inputs.residual.reset();
+  call.inputs.gate.reset();
+  if (call.inputs.gamma) call.inputs.gamma = call.inputs.gamma->Together();
+  if (call.inputs.beta) call.inputs.beta = call.inputs.beta->Together();
+}
+void Keep(FeedForwardCall& call) {
+  call.input = Tensor();
+  GatherWeights(call.weights);
+}
+
+template <typename Request, typename Call>
+absl::StatusOr<Call> DecodeFirst(const Request& request, const ReceivedStorage& storage, std::optional<Call>& first) {
+  auto call = DecodeCall(request.call(), storage);
+  if (!call.ok()) return Under("call", call.status());
+  first = *call;
+  Keep(*first);
+  return call;
+}
+
+}  // namespace
+
+absl::StatusOr<NormalizeCall> DecodeChunk(const v1::StreamNormalizeRequest& request, const ReceivedStorage& storage,
+                                          std::optional<NormalizeCall>& first) {
+  const bool has_rows = request.has_input() || request.has_residual() || request.has_gate();
+  if (auto status = CheckPlace(request, !first, has_rows); !status.ok()) return status;
+  if (!first) return DecodeFirst(request, storage, first);
+  NormalizeCall call = *first;
+  auto input = DecodeTensor(request.input(), storage);
+  if (!input.ok()) return Under("input", input.status());
+  call.inputs.input = *std::move(input);
+  for (const auto& status :
+       {DecodeOptionalTensor("residual", request.has_residual(), request.residual(), storage, call.inputs.residual),
+        DecodeOptionalTensor("gate", request.has_gate(), request.gate(), storage, call.inputs.gate)}) {
+    if (!status.ok()) return status;
+  }
+  return call;
+}
+
+absl::StatusOr<FeedForwardCall> DecodeChunk(const v1::StreamFeedForwardRequest& request, const ReceivedStorage& storage,
+                                            std::optional<FeedForwardCall>& first) {
+  if (auto status = CheckPlace(request, !first, request.has_input()); !status.ok()) return status;
+  if (!first) return DecodeFirst(request, storage, first);
+  FeedForwardCall call = *first;
+  auto input = DecodeTensor(request.input(), storage);
+  if (!input.ok()) return Under("input", input.status());
+  call.input = *std::move(input);
+  return call;
+}
+
+}  // namespace layerd::wire
