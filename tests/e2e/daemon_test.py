@@ -519,7 +519,7 @@ class Services(unittest.TestCase):
                  for data in answer.file_descriptor_response.file_descriptor_proto]
         by_name = {file.name: file for file in files}
         self.assertEqual([method.name for method in by_name['layerd/v1/layer_service.proto'].service[0].method],
-                         ['Normalize', 'FeedForward'])
+                         ['Normalize', 'FeedForward', 'StreamNormalize', 'StreamFeedForward'])
         self.assertIn('layerd/v1/tensor.proto', by_name)
         self.assertEqual(self.reflect(file_containing_symbol='no.such.Symbol').error_response.error_code, 5)
 
