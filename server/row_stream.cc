@@ -159,7 +159,7 @@ class RowStream final : public RowStreamReactor {
 
   void Answer(Chunk& chunk, absl::StatusOr<Result> result) {
     grpc::ByteBuffer bytes;
-    absl::Status status = result.ok() ? Encode(*result, bytes) : std::move(result).status();
+    absl::Status status = result.ok() ? Encode(*result, bytes) : result.status();
     std::unique_lock<std::mutex> lock(mutex_);
     --computing_;
     if (status.ok() && layer_hash_.empty()) layer_hash_ = result->layer_hash;
