@@ -65,27 +65,19 @@ class RowStream final : public RowStreamReactor {
     Go(lock);
   }
 
+  // Counts as reading until the message is with the engine, so that no other read begins while this thread decodes, and
+  // the stream does not end.
   void OnReadDone(bool ok) override {
     std::unique_lock<std::mutex> lock(mutex_);
+    if (ok) {
+      Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
+      ++computing_;
+      lock.unlock();
+      TakeMessage(chunk);
+      lock.lock();
+    }
+    half_closed_ = half_closed_ || !ok;
     reading_ = false;
-    if (!ok) {
-      half_closed_ = true;
-      return Go(lock);
-    }
-    Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
-    ++computing_;
-    lock.unlock();
-    // No other read begins before Go(), and so nobody else decodes meanwhile.
-    auto call = Decode();
-    if (call.ok()) {
-      Kind::Ask(engine_, *std::move(call),
-                [this, &chunk](absl::StatusOr<Result> result) { Answer(chunk, std::move(result)); });
-      lock.lock();
-    } else {
-      lock.lock();
-      --computing_;
-      End(call.status());
-    }
     Go(lock);
   }
 
@@ -155,6 +147,13 @@ class RowStream final : public RowStreamReactor {
     } catch (const std::bad_alloc&) {
       return OutOfMemory();
     }
+  }
+
+  void TakeMessage(Chunk& chunk) {
+    auto call = Decode();
+    if (!call.ok()) return Answer(chunk, call.status());
+    Kind::Ask(engine_, *std::move(call),
+              [this, &chunk](absl::StatusOr<Result> result) { Answer(chunk, std::move(result)); });
   }
 
   void Answer(Chunk& chunk, absl::StatusOr<Result> result) {
