@@ -30,13 +30,15 @@ function(layerd_library)
 endfunction()
 
 # layerd_test(NAME name SRCS … DEPS … LABELS …): a GoogleTest program whose cases ctest runs one by one.
-# Tests are not optimised much in any build: that is where most of the time to build them would go.
+# In no build are tests optimised much, but the slow ones: that is where most of the time to build them would go.
 function(layerd_test)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LABELS" ${ARGN})
   set(target ${ARG_NAME})
   add_executable(${target} ${ARG_SRCS})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(NOT "slow" IN_LIST ARG_LABELS)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   target_link_libraries(${target} PRIVATE ${ARG_DEPS} layerd_options GTest::gmock GTest::gtest_main)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${target} COMMAND ${target})
