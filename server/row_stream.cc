@@ -50,7 +50,7 @@ absl::Status LayerChanged() {
 }
 
 // gRPC calls each On…() on a thread of its own, and the engine answers on its. What they share is guarded by mutex_;
-// gRPC's methods are called without it. The stream ends when neither gRPC nor the engine has anything of it under way.
+// gRPC's methods are called without it. The stream ends when the engine has nothing of it and nothing is being sent.
 template <typename Kind>
 class RowStream final : public RowStreamReactor {
  public:
@@ -65,8 +65,7 @@ class RowStream final : public RowStreamReactor {
     Go(lock);
   }
 
-  // Counts as reading until the message is with the engine, so that no other read begins while this thread decodes, and
-  // the stream does not end.
+  // Counts as reading until the message is with the engine, so that no other read begins while this thread decodes.
   void OnReadDone(bool ok) override {
     std::unique_lock<std::mutex> lock(mutex_);
     if (ok) {
@@ -185,7 +184,8 @@ class RowStream final : public RowStreamReactor {
     // What was answered before an error is still sent; behind a chunk that has no answer nothing is.
     const bool writes = !broken_ && !writing_ && !chunks_.empty() && chunks_.front()->answered;
     const bool reads = !ending && !half_closed_ && !reading_ && chunks_.size() < kMostChunks;
-    const bool idle = !reading_ && !writing_ && !writes && computing_ == 0;
+    // A read that waits for the caller does not hold up an error; what is being decoded counts as computing.
+    const bool idle = !writing_ && !writes && computing_ == 0;
     const bool finishes = idle && (ending || (half_closed_ && chunks_.empty()));
     writing_ = writing_ || writes;
     reading_ = reading_ || reads;

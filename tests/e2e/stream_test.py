@@ -136,7 +136,7 @@ class Memory(unittest.TestCase):
 class Errors(unittest.TestCase):
     def failure(self, stub, messages):
         """(answers before it, the error) of a stream."""
-        answers = stub.StreamNormalize(iter(messages), timeout=60)
+        answers = stub.StreamNormalize(iter(messages), timeout=20)
         count = 0
         with self.assertRaises(grpc.RpcError) as caught:
             for _ in answers:
@@ -170,6 +170,20 @@ class Errors(unittest.TestCase):
                 if field:
                     self.assertEqual([path for path, _, _ in error.fields], [field])
             self.assertEqual(list(stub.StreamNormalize(iter([]), timeout=60)), [])
+
+    def test_an_error_reaches_a_caller_who_waits_for_it(self):
+        # The stream is still being read then: the caller has not said that this was all.
+        with Daemon() as daemon:
+            stub, over = daemon.stub(), threading.Event()
+            for messages, count, field in (([first_norm(1), more_norm(1, 2, width=65)], 1, 'gamma.shape'),
+                                           ([first_norm(1), layer_pb.StreamNormalizeRequest()], 1, 'input'),
+                                           ([layer_pb.StreamNormalizeRequest()], 0, 'call')):
+                def ask(messages=messages):
+                    yield from messages
+                    over.wait(60)
+                got, error = self.failure(stub, ask())
+                self.assertEqual((got, error.code, [path for path, _, _ in error.fields]), (count, INVALID, [field]))
+            over.set()
 
     def test_a_chunk_that_is_too_large_is_refused_by_name(self):
         chunk = layer_pb.StreamNormalizeRequest(input=tensor(np.ones((300, 4096))))
@@ -229,22 +243,26 @@ class Errors(unittest.TestCase):
 
 class ByName(unittest.TestCase):
     def test_a_layer_that_changes_meanwhile_ends_it(self):
+        # The rows are many enough that a worker computes them, and so the stream is being read again when the error comes;
+        # the caller waits for it and has not said that this was all.
+        rows = tensor(normal(1, 100, 4096))
         with tempfile.TemporaryDirectory() as store, Daemon(f'--layer_store={store}').ready() as daemon:
             name, registry = 'models/m/layers/norm', resident.registry(daemon)
-            old = resident.upload(registry, name, resident.RMS_NORM, {'gamma': tensor(np.ones(64))})
-            go_on = threading.Event()
+            old = resident.upload(registry, name, resident.RMS_NORM, {'gamma': tensor(np.ones(4096))})
+            go_on, over = threading.Event(), threading.Event()
 
             def ask():
-                call = layer_pb.NormalizeRequest(input=tensor(normal(1, 2, 64)), layer=name)
-                yield layer_pb.StreamNormalizeRequest(call=call)
+                yield layer_pb.StreamNormalizeRequest(call=layer_pb.NormalizeRequest(input=rows, layer=name))
                 go_on.wait(30)
-                yield layer_pb.StreamNormalizeRequest(input=tensor(normal(1, 2, 64)))
-            answers = daemon.stub().StreamNormalize(ask(), timeout=60)
+                yield layer_pb.StreamNormalizeRequest(input=rows)
+                over.wait(60)
+            answers = daemon.stub().StreamNormalize(ask(), timeout=20)
             self.assertEqual(next(answers).layer_hash, old.content_hash)
-            resident.upload(registry, name, resident.RMS_NORM, {'gamma': tensor(np.full(64, 2.0))}, etag=old.etag)
+            resident.upload(registry, name, resident.RMS_NORM, {'gamma': tensor(np.full(4096, 2.0))}, etag=old.etag)
             go_on.set()
             with self.assertRaises(grpc.RpcError) as caught:
                 next(answers)
+            over.set()
             error = RichError(caught.exception)
             self.assertEqual((error.code.name, error.reason), ('ABORTED', 'LAYER_CHANGED'))
 
