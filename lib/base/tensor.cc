@@ -101,6 +101,14 @@ Tensor Tensor::Allocate(DType dtype, Shape shape) {
   return Tensor(dtype, std::move(shape), n, AllocateBytes(static_cast<size_t>(n) * SizeOf(dtype)));
 }
 
+Tensor Tensor::AllocateAt(const MemoryPlace* place, DType dtype, Shape shape) {
+  if (place == nullptr) return Allocate(dtype, std::move(shape));
+  Tensor tensor = WithoutData(dtype, std::move(shape));
+  assert(static_cast<int64_t>(tensor.num_bytes()) <= place->bytes);
+  tensor.data_ = place->data;
+  return tensor;
+}
+
 Tensor Tensor::WithoutData(DType dtype, Shape shape) {
   const auto elements = NumElements(shape);
   assert(elements.ok());

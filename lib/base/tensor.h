@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "lib/base/dtype.h"
+#include "lib/base/memory_place.h"
 #include "lib/base/shape.h"
 
 namespace layerd {
@@ -31,6 +32,8 @@ class Tensor {
 
   // Uninitialised memory for `shape`, which must have passed NumElements(), here and below.
   static Tensor Allocate(DType dtype, Shape shape);
+  // The same in `place`, which must have room, or in memory of its own where that is null.
+  static Tensor AllocateAt(const MemoryPlace* place, DType dtype, Shape shape);
   // A tensor of which only dtype and shape are known; data() is null. For checks that look at no element.
   static Tensor WithoutData(DType dtype, Shape shape);
   // Shares `data`, kept alive by `owner`, without a copy where it is aligned to the element; copies it otherwise.

@@ -37,7 +37,10 @@ absl::StatusOr<double> CheckCall(const NormalizeCall& call, const CallLimits& li
   const auto extent = CheckNormalize(call.spec, call.inputs);
   if (!extent.ok()) return extent.status();
   const int64_t elements = call.inputs.input.num_elements();
-  double bytes = Bytes(elements, call.output_dtype.value_or(call.inputs.input.dtype()));
+  const DType output_dtype = call.output_dtype.value_or(call.inputs.input.dtype());
+  const int64_t output_bytes = elements * static_cast<int64_t>(SizeOf(output_dtype));
+  if (auto status = CheckOutputMemory(call, output_dtype, output_bytes); !status.ok()) return status;
+  double bytes = call.output_memory ? 0 : static_cast<double>(output_bytes);
   if (call.inputs.residual) bytes += Bytes(elements, call.inputs.input.dtype());
   if (call.intermediates) bytes += 2 * Bytes(elements / extent->group_size, DType::kFloat32);
   if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
@@ -49,8 +52,11 @@ absl::StatusOr<double> CheckCall(const NormalizeCall& call, const CallLimits& li
 absl::StatusOr<double> CheckCall(const FeedForwardCall& call, const CallLimits& limits) {
   const auto extent = CheckFeedForward(call.spec, call.weights, call.input);
   if (!extent.ok()) return extent.status();
-  const double bytes = static_cast<double>(extent->rows) *
-                       AnswerBytesPerRow(*extent, call.output_dtype.value_or(call.input.dtype()), call.intermediates);
+  const DType output_dtype = call.output_dtype.value_or(call.input.dtype());
+  const int64_t output_bytes = extent->rows * extent->out_dim * static_cast<int64_t>(SizeOf(output_dtype));
+  if (auto status = CheckOutputMemory(call, output_dtype, output_bytes); !status.ok()) return status;
+  double bytes = static_cast<double>(extent->rows) * AnswerBytesPerRow(*extent, output_dtype, call.intermediates);
+  if (call.output_memory) bytes -= static_cast<double>(output_bytes);
   if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
   const double flops = FeedForwardFlops(call.spec, *extent);
   if (auto status = CheckVerify(call.verify, flops, limits.max_verify_flops); !status.ok()) return status;

@@ -16,6 +16,11 @@ namespace {
 // Whether this thread is in a call that it computes at once.
 thread_local bool computing_at_once = false;
 
+template <typename Call>
+const MemoryPlace* PlaceOf(const Call& call) {
+  return call.output_memory ? &*call.output_memory : nullptr;
+}
+
 }  // namespace
 
 CpuEngine::CpuEngine(const CpuEngineOptions& options)
@@ -25,7 +30,8 @@ CpuEngine::CpuEngine(const CpuEngineOptions& options)
       pool_(options.threads, options.queue_calls, "--queue_calls") {}
 
 absl::StatusOr<NormalizeResult> CpuEngine::Compute(NormalizeCall& call) const {
-  auto outputs = layerd::Normalize(arena_, call.spec, call.inputs, call.output_dtype, call.intermediates);
+  auto outputs =
+      layerd::Normalize(arena_, call.spec, call.inputs, call.output_dtype, call.intermediates, PlaceOf(call));
   if (!outputs.ok()) return outputs.status();
   NormalizeResult result{.outputs = *std::move(outputs)};
   if (call.verify) result.report = JudgeNormalize(call.spec, call.inputs, result.outputs);
@@ -37,10 +43,10 @@ absl::StatusOr<FeedForwardResult> CpuEngine::Compute(FeedForwardCall& call) cons
   // Judging needs the values inside, whether or not the caller wants them.
   const bool inside = call.intermediates || call.verify;
   const auto still_wanted = [&call] { return CheckContext(call.context); };
-  auto outputs =
-      call.packed != nullptr
-          ? layerd::FeedForward(arena_, *call.packed, call.input, call.output_dtype, inside, still_wanted)
-          : layerd::FeedForward(arena_, call.spec, call.weights, call.input, call.output_dtype, inside, still_wanted);
+  auto outputs = call.packed != nullptr ? layerd::FeedForward(arena_, *call.packed, call.input, call.output_dtype,
+                                                              inside, still_wanted, PlaceOf(call))
+                                        : layerd::FeedForward(arena_, call.spec, call.weights, call.input,
+                                                              call.output_dtype, inside, still_wanted, PlaceOf(call));
   if (!outputs.ok()) return outputs.status();
   FeedForwardResult result{.outputs = *std::move(outputs)};
   if (call.verify) {

@@ -1,11 +1,16 @@
 #include "lib/engine/layer_engine.h"
 
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lib/base/errors.h"
+#include "lib/layers/layer.h"
 
 namespace layerd {
 namespace {
@@ -35,7 +40,56 @@ class Waiter {
   std::optional<absl::StatusOr<T>> result_;
 };
 
+absl::Status CheckRoom(const MemoryPlace& place, DType dtype, int64_t bytes) {
+  if (place.data == nullptr || reinterpret_cast<uintptr_t>(place.data.get()) % SizeOf(dtype) != 0) {
+    return InvalidField("output_memory", "MISALIGNED",
+                        absl::StrCat("expected memory aligned to ", SizeOf(dtype), " bytes"));
+  }
+  if (bytes <= place.bytes) return absl::OkStatus();
+  return InvalidField("output_memory", "OUT_OF_RANGE",
+                      absl::StrCat("expected room for an output of ", bytes, " bytes, got ", place.bytes, " bytes"));
+}
+
+// Whether an output of `bytes` may be written to `place` while `tensor` is read.
+absl::Status CheckApart(std::string_view field, const Tensor& tensor, const MemoryPlace& place, int64_t bytes) {
+  if (tensor.is_scattered() || bytes == 0 || tensor.data() == nullptr) return absl::OkStatus();
+  const auto written = reinterpret_cast<uintptr_t>(place.data.get());
+  const auto read = reinterpret_cast<uintptr_t>(tensor.data());
+  if (written + static_cast<uintptr_t>(bytes) <= read || read + tensor.num_bytes() <= written) return absl::OkStatus();
+  return InvalidField("output_memory", "OVERLAP",
+                      absl::StrCat("expected memory that no tensor of the call has, got some of ", std::string(field)));
+}
+absl::Status CheckApart(std::string_view field, const std::optional<Tensor>& tensor, const MemoryPlace& place,
+                        int64_t bytes) {
+  return tensor ? CheckApart(field, *tensor, place, bytes) : absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status CheckOutputMemory(const NormalizeCall& call, DType dtype, int64_t bytes) {
+  if (!call.output_memory) return absl::OkStatus();
+  const MemoryPlace& place = *call.output_memory;
+  for (const auto& status :
+       {CheckRoom(place, dtype, bytes), CheckApart("input", call.inputs.input, place, bytes),
+        CheckApart("gamma", call.inputs.gamma, place, bytes), CheckApart("beta", call.inputs.beta, place, bytes),
+        CheckApart("residual", call.inputs.residual, place, bytes),
+        CheckApart("gate", call.inputs.gate, place, bytes)}) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOutputMemory(const FeedForwardCall& call, DType dtype, int64_t bytes) {
+  if (!call.output_memory) return absl::OkStatus();
+  const MemoryPlace& place = *call.output_memory;
+  auto status = CheckRoom(place, dtype, bytes);
+  if (status.ok()) status = CheckApart("input", call.input, place, bytes);
+  for (const auto& [role, member] : kFeedForwardRoles) {
+    if (!status.ok()) break;
+    status = CheckApart(absl::StrCat("weights.", std::string(role)), call.weights.*member, place, bytes);
+  }
+  return status;
+}
 
 absl::Status CheckContext(const CallContext& context) {
   if (context.cancelled && context.cancelled->load(std::memory_order_relaxed)) return CancelledWhileWaiting();

@@ -6,6 +6,7 @@
 #define LAYERD_LIB_ENGINE_LAYER_ENGINE_H_
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "lib/base/memory_place.h"
 #include "lib/base/tensor.h"
 #include "lib/layers/feed_forward.h"
 #include "lib/layers/normalize.h"
@@ -55,14 +57,18 @@ struct FeedForwardSaid {
   std::optional<InnerNorm> inner_norm;
 };
 
+// A call's `output_memory` is where its output is wanted: the result's `outputs.output` lies there then, with the same bits
+// as elsewhere. It must have room for the output and overlap no tensor of the call (INVALID_ARGUMENT). What is there
+// after an error is not said.
 struct NormalizeCall {
   std::string layer;   // models/{model}/layers/{layer}; empty: the layer comes with the call
   NormalizeSaid said;  // with a name only
   NormalizeSpec spec;  // without a name only
   NormalizeInputs inputs;
-  std::optional<DType> output_dtype;  // left out: the input's
-  bool verify = false;                // report the error against the float64 reference
-  bool intermediates = false;         // answer the statistics too
+  std::optional<DType> output_dtype;         // left out: the input's
+  std::optional<MemoryPlace> output_memory;  // see below
+  bool verify = false;                       // report the error against the float64 reference
+  bool intermediates = false;                // answer the statistics too
   CallContext context;
 };
 
@@ -81,9 +87,10 @@ struct FeedForwardCall {
   // outline.
   std::shared_ptr<const PackedFeedForward> packed;
   Tensor input;
-  std::optional<DType> output_dtype;  // left out: the input's
-  bool verify = false;                // report the errors against the float64 reference
-  bool intermediates = false;         // answer the values inside too
+  std::optional<DType> output_dtype;         // left out: the input's
+  std::optional<MemoryPlace> output_memory;  // see below
+  bool verify = false;                       // report the errors against the float64 reference
+  bool intermediates = false;                // answer the values inside too
   CallContext context;
 };
 
@@ -92,6 +99,11 @@ struct FeedForwardResult {
   std::optional<ErrorReport> report;  // with `verify`
   std::string layer_hash;             // as in NormalizeResult
 };
+
+// OK where the call has no output_memory, or has it as it must be for an output of `bytes`. INVALID_ARGUMENT otherwise, field
+// "output_memory": MISALIGNED, OUT_OF_RANGE, OVERLAP. Threads: pure functions.
+absl::Status CheckOutputMemory(const NormalizeCall& call, DType dtype, int64_t bytes);
+absl::Status CheckOutputMemory(const FeedForwardCall& call, DType dtype, int64_t bytes);
 
 using NormalizeDone = absl::AnyInvocable<void(absl::StatusOr<NormalizeResult>)>;
 using FeedForwardDone = absl::AnyInvocable<void(absl::StatusOr<FeedForwardResult>)>;

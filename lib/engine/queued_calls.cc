@@ -31,8 +31,10 @@ void PutRows(const Tensor& from, int64_t first, int64_t count, std::optional<Ten
              int64_t all_rows) {
   if (!to) to = Tensor::Allocate(from.dtype(), {all_rows, from.dim(1)});
   const int64_t row_bytes = RowBytes(from);
-  std::memcpy(to->mutable_data() + at * row_bytes, from.data() + first * row_bytes,
-              static_cast<size_t>(count * row_bytes));
+  std::byte* const target = to->mutable_data() + at * row_bytes;
+  const std::byte* const source = from.data() + first * row_bytes;
+  // A part of a call that says where its output goes is there already.
+  if (target != source) std::memcpy(target, source, static_cast<size_t>(count * row_bytes));
 }
 
 }  // namespace
@@ -99,6 +101,7 @@ FeedForwardCall QueuedFeedForward::JointCall(const Shares& shares) {
   if (shares.size() == 1) {
     joint.input = first->Rows(first_rows);
     joint.context = first->call_.context;
+    if (first->call_.output_memory) joint.output_memory = first->OutputOfRows();
     return joint;
   }
   joint.context.deadline = absl::InfinitePast();
@@ -152,12 +155,24 @@ Tensor QueuedFeedForward::Rows(int64_t count) const {
   return AsRows(call_.input, all_rows_).Rows(all_rows_ - traits.rows, count);
 }
 
+MemoryPlace QueuedFeedForward::OutputOfRows() const {
+  const int64_t row_bytes =
+      call_.packed->extent().out_dim * static_cast<int64_t>(SizeOf(call_.output_dtype.value_or(call_.input.dtype())));
+  return call_.output_memory->Behind((all_rows_ - traits.rows) * row_bytes);
+}
+
 bool QueuedFeedForward::Take(const FeedForwardResult& joint, int64_t first, int64_t count) {
   const FeedForwardOutputs& outputs = joint.outputs;
   if (count == all_rows_) {
     FeedForwardResult result;
     result.layer_hash = joint.layer_hash;
-    result.outputs.output = LikeInput(outputs.output.Rows(first, count), call_.input);
+    Tensor output = outputs.output.Rows(first, count);
+    if (call_.output_memory) {
+      std::optional<Tensor> place = Tensor::AllocateAt(&*call_.output_memory, output.dtype(), output.shape());
+      PutRows(output, 0, count, place, 0, count);
+      output = *std::move(place);
+    }
+    result.outputs.output = LikeInput(output, call_.input);
     for (const auto member : kInside) {
       if (outputs.*member) result.outputs.*member = LikeInput((outputs.*member)->Rows(first, count), call_.input);
     }
@@ -167,7 +182,11 @@ bool QueuedFeedForward::Take(const FeedForwardResult& joint, int64_t first, int6
   const int64_t at = all_rows_ - traits.rows;
   try {
     std::optional<Tensor> output;
-    if (at > 0) output = std::move(result_.outputs.output);
+    if (at > 0) {
+      output = std::move(result_.outputs.output);
+    } else if (call_.output_memory) {
+      output = Tensor::AllocateAt(&*call_.output_memory, outputs.output.dtype(), {all_rows_, outputs.output.dim(1)});
+    }
     PutRows(outputs.output, first, count, output, at, all_rows_);
     result_.outputs.output = *std::move(output);
     for (const auto member : kInside) {

@@ -210,7 +210,7 @@ absl::StatusOr<FeedForwardExtent> CheckFeedForward(const FeedForwardSpec& spec, 
 absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedForwardSpec& spec,
                                                const FeedForwardWeights& weights, const Tensor& input,
                                                std::optional<DType> output_dtype, bool intermediates,
-                                               const StillWanted& still_wanted) {
+                                               const StillWanted& still_wanted, const MemoryPlace* place) {
   const auto extent = CheckFeedForward(spec, weights, input);
   if (!extent.ok()) return extent.status();
   const GateUpBiases biases(spec, weights);
@@ -221,7 +221,7 @@ absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedFor
   }
   operands.up = {.view = UpViewOf(spec, weights), .bias = biases.up()};
   operands.down = {.view = DownViewOf(spec, weights), .bias = down_bias.data()};
-  return ComputeFeedForward(arena, spec, *extent, operands, input, output_dtype, intermediates, still_wanted);
+  return ComputeFeedForward(arena, spec, *extent, operands, input, output_dtype, intermediates, still_wanted, place);
 }
 
 double FeedForwardFlops(const FeedForwardSpec& spec, const FeedForwardExtent& extent) {

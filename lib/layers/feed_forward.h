@@ -92,11 +92,13 @@ using StillWanted = std::function<absl::Status()>;
 
 // Computes. Errors: those of CheckFeedForward; INVALID_ARGUMENT, field "output_dtype", for one that is no float; those of
 // `still_wanted`, which is asked before every chunk of rows (a few seconds' work at most, for the widest layers).
-// `output_dtype` left out is the input's.
+// `output_dtype` left out is the input's. The output is written to `place`, unless that is null: it must have room for it
+// and overlap no input.
 absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const FeedForwardSpec& spec,
                                                const FeedForwardWeights& weights, const Tensor& input,
                                                std::optional<DType> output_dtype, bool intermediates,
-                                               const StillWanted& still_wanted = nullptr);
+                                               const StillWanted& still_wanted = nullptr,
+                                               const MemoryPlace* place = nullptr);
 
 // Floating-point operations of a call: 2 for each multiply-add of the products; element functions are not counted.
 double FeedForwardFlops(const FeedForwardSpec& spec, const FeedForwardExtent& extent);

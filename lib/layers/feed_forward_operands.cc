@@ -222,10 +222,11 @@ absl::StatusOr<FeedForwardOutputs> ComputeFeedForward(const Arena& arena, const 
                                                       const FeedForwardExtent& extent,
                                                       const FeedForwardOperands& operands, const Tensor& input,
                                                       std::optional<DType> output_dtype, bool intermediates,
-                                                      const StillWanted& still_wanted) {
+                                                      const StillWanted& still_wanted, const MemoryPlace* place) {
   if (auto status = CheckFloat("output_dtype", output_dtype); !status.ok()) return status;
   FeedForwardOutputs outputs;
-  outputs.output = Tensor::Allocate(output_dtype.value_or(input.dtype()), WithLast(input.shape(), extent.out_dim));
+  outputs.output =
+      Tensor::AllocateAt(place, output_dtype.value_or(input.dtype()), WithLast(input.shape(), extent.out_dim));
   if (intermediates) {
     const Shape shape = WithLast(input.shape(), extent.hidden_dim);
     if (operands.gate) outputs.gate = Tensor::Allocate(DType::kFloat32, shape);

@@ -43,7 +43,7 @@ absl::StatusOr<FeedForwardOutputs> ComputeFeedForward(const Arena& arena, const 
                                                       const FeedForwardExtent& extent,
                                                       const FeedForwardOperands& operands, const Tensor& input,
                                                       std::optional<DType> output_dtype, bool intermediates,
-                                                      const StillWanted& still_wanted);
+                                                      const StillWanted& still_wanted, const MemoryPlace* place);
 
 }  // namespace layerd
 

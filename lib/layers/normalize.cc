@@ -162,7 +162,8 @@ absl::StatusOr<NormalizeExtent> CheckNormalize(const NormalizeSpec& spec, const 
 }
 
 absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSpec& spec, const NormalizeInputs& inputs,
-                                           std::optional<DType> output_dtype, bool intermediates) {
+                                           std::optional<DType> output_dtype, bool intermediates,
+                                           const MemoryPlace* place) {
   const auto extent = CheckNormalize(spec, inputs);
   if (!extent.ok()) return extent.status();
   if (auto status = CheckFloat("output_dtype", output_dtype); !status.ok()) return status;
@@ -171,7 +172,7 @@ absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSp
   const Widened beta(inputs.beta);
 
   NormalizeOutputs outputs;
-  outputs.output = Tensor::Allocate(output_dtype.value_or(input.dtype()), input.shape());
+  outputs.output = Tensor::AllocateAt(place, output_dtype.value_or(input.dtype()), input.shape());
   const int64_t groups = extent->dim / extent->group_size;
   NormalizeRowsArgs args{.kind = spec.kind,
                          .gate_position = spec.gate_position,

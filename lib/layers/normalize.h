@@ -64,9 +64,11 @@ struct NormalizeExtent {
 absl::StatusOr<NormalizeExtent> CheckNormalize(const NormalizeSpec& spec, const NormalizeInputs& inputs);
 
 // Computes. Errors: those of CheckNormalize; INVALID_ARGUMENT, field "output_dtype", for one that is no float.
-// `output_dtype` left out is the input's.
+// `output_dtype` left out is the input's. The output is written to `place`, unless that is null: it must have room for it
+// and overlap no input.
 absl::StatusOr<NormalizeOutputs> Normalize(const Arena& arena, const NormalizeSpec& spec, const NormalizeInputs& inputs,
-                                           std::optional<DType> output_dtype, bool intermediates);
+                                           std::optional<DType> output_dtype, bool intermediates,
+                                           const MemoryPlace* place = nullptr);
 
 }  // namespace layerd
 

@@ -199,14 +199,15 @@ FeedForwardWeights PackedFeedForward::Unpacked() const {
 
 absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const PackedFeedForward& layer, const Tensor& input,
                                                std::optional<DType> output_dtype, bool intermediates,
-                                               const StillWanted& still_wanted) {
+                                               const StillWanted& still_wanted, const MemoryPlace* place) {
   const auto extent = CheckFeedForward(layer.spec(), layer.outline(), input);
   if (!extent.ok()) return extent.status();
   FeedForwardOperands operands = {.inner_norm_gamma = layer.inner_norm_gamma()};
   if (!layer.gate().empty()) operands.gate = {.panels = &layer.gate(), .bias = layer.gate_bias()};
   operands.up = {.panels = &layer.up(), .bias = layer.up_bias()};
   operands.down = {.panels = &layer.down(), .bias = layer.down_bias()};
-  return ComputeFeedForward(arena, layer.spec(), *extent, operands, input, output_dtype, intermediates, still_wanted);
+  return ComputeFeedForward(arena, layer.spec(), *extent, operands, input, output_dtype, intermediates, still_wanted,
+                            place);
 }
 
 }  // namespace layerd

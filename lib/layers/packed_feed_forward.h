@@ -80,7 +80,8 @@ class PackedFeedForward {
 // Computes as FeedForward() does, with the same bits. INVALID_ARGUMENT where the input does not fit.
 absl::StatusOr<FeedForwardOutputs> FeedForward(const Arena& arena, const PackedFeedForward& layer, const Tensor& input,
                                                std::optional<DType> output_dtype, bool intermediates,
-                                               const StillWanted& still_wanted = nullptr);
+                                               const StillWanted& still_wanted = nullptr,
+                                               const MemoryPlace* place = nullptr);
 
 }  // namespace layerd
 

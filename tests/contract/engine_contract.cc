@@ -1,8 +1,11 @@
 #include "tests/contract/engine_contract.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -170,6 +173,93 @@ TEST_P(EngineContractTest, Int8IsRefusedWhereNoMatrixIs) {
   call.weights.down_scale = Tensor::Allocate(DType::kFloat16, {20, 1});
   refused(FeedForward(engine(), call).status(), "weights.down_scale.shape",
           "expected [20, 2], one for each 32 inputs of weights.down [20, 36], got [20, 1]");
+}
+
+// Memory for an output, with bytes around it that must stay as they are.
+class OutputMemory {
+ public:
+  explicit OutputMemory(int64_t bytes) : bytes_(bytes), all_(Tensor::Allocate(DType::kInt8, {bytes + 2 * kAround})) {
+    std::fill_n(all_.mutable_data(), all_.num_bytes(), kMark);
+  }
+  MemoryPlace place() {
+    return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), all_.mutable_data() + kAround), bytes_};
+  }
+  void ExpectHas(const Tensor& output) const {
+    EXPECT_EQ(output.data(), all_.data() + kAround);
+    for (int64_t i = 0; i < kAround; ++i) {
+      ASSERT_EQ(all_.data()[i], kMark);
+      ASSERT_EQ(all_.data()[kAround + static_cast<int64_t>(output.num_bytes()) + i], kMark);
+    }
+  }
+
+ private:
+  static constexpr int64_t kAround = 64;
+  static constexpr std::byte kMark{0xA5};
+  const int64_t bytes_;
+  Tensor all_;
+};
+
+TEST_P(EngineContractTest, AnOutputGoesWhereTheCallSays) {
+  const Arena arena(1);
+  for (const DType output_dtype : {DType::kFloat32, DType::kBFloat16}) {
+    NormalizeCall norm = FullNorm(DType::kFloat32, NormKind::kLayerNorm, GatePosition::kLast);
+    norm.output_dtype = output_dtype;
+    norm.verify = norm.intermediates = true;
+    OutputMemory memory(72 * static_cast<int64_t>(SizeOf(output_dtype)));
+    norm.output_memory = memory.place();
+    const auto normed = Normalize(engine(), norm);
+    ASSERT_TRUE(normed.ok()) << normed.status();
+    ExpectSame(normed->outputs, *Normalize(arena, norm.spec, norm.inputs, output_dtype, true));
+    memory.ExpectHas(normed->outputs.output);
+    EXPECT_TRUE(normed->report->within_contract);
+
+    FeedForwardCall layer =
+        FullLayer(DType::kFloat32, FeedForwardForm::kGated, GateUpPacking::kHalves, WeightLayout::kInOut);
+    layer.output_dtype = output_dtype;
+    layer.verify = layer.intermediates = true;
+    OutputMemory layer_memory(1000);
+    layer.output_memory = layer_memory.place();
+    const auto fed = FeedForward(engine(), layer);
+    ASSERT_TRUE(fed.ok()) << fed.status();
+    ExpectSame(fed->outputs, *FeedForward(arena, layer.spec, layer.weights, layer.input, output_dtype, true));
+    layer_memory.ExpectHas(fed->outputs.output);
+    EXPECT_TRUE(fed->report->within_contract);
+  }
+}
+
+TEST_P(EngineContractTest, OutputMemoryThatDoesNotFitIsRefused) {
+  const auto refused = [](const absl::Status& status, const char* reason, const char* text) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(DetailsOf(status).field, "output_memory");
+    EXPECT_EQ(DetailsOf(status).reason, reason);
+    EXPECT_EQ(std::string(status.message()), std::string("output_memory: ") + text);
+  };
+  NormalizeCall norm = FullNorm(DType::kFloat32, NormKind::kRmsNorm, GatePosition::kNone);
+  OutputMemory memory(287);
+  norm.output_memory = memory.place();
+  refused(Normalize(engine(), norm).status(), "OUT_OF_RANGE",
+          "expected room for an output of 288 bytes, got 287 bytes");
+  FeedForwardCall layer =
+      FullLayer(DType::kFloat32, FeedForwardForm::kGated, GateUpPacking::kSeparate, WeightLayout::kOutIn);
+  OutputMemory small(479);
+  layer.output_memory = small.place();
+  refused(FeedForward(engine(), layer).status(), "OUT_OF_RANGE",
+          "expected room for an output of 480 bytes, got 479 bytes");
+
+  const auto inside = [](Tensor& tensor, int64_t skipped) {
+    return MemoryPlace{std::shared_ptr<std::byte>(std::shared_ptr<void>(), tensor.mutable_data() + skipped), 1 << 20};
+  };
+  norm.output_memory = inside(norm.inputs.input, 0);
+  refused(Normalize(engine(), norm).status(), "OVERLAP",
+          "expected memory that no tensor of the call has, got some of input");
+  norm.output_memory = inside(*norm.inputs.residual, 284);
+  refused(Normalize(engine(), norm).status(), "OVERLAP",
+          "expected memory that no tensor of the call has, got some of residual");
+  layer.output_memory = inside(*layer.weights.down, 4);
+  refused(FeedForward(engine(), layer).status(), "OVERLAP",
+          "expected memory that no tensor of the call has, got some of weights.down");
+  layer.output_memory = inside(layer.input, 2);
+  refused(FeedForward(engine(), layer).status(), "MISALIGNED", "expected memory aligned to 4 bytes");
 }
 
 TEST_P(EngineContractTest, VerifiedAnswersCarryTheirReport) {

@@ -75,6 +75,12 @@ void CallAtRandom(LayerEngine& engine, const std::vector<KnownLayer>& layers, ui
     call.input = layer.inputs[in].Rows(first, rows);
     if (out < 3) call.output_dtype = kDtypes[out];
     call.intermediates = below(3) == 0;
+    std::optional<Tensor> place;
+    if (below(3) == 0) {
+      place = Tensor::Allocate(call.output_dtype.value_or(call.input.dtype()), {rows, layer.packed->extent().out_dim});
+      call.output_memory = MemoryPlace{std::shared_ptr<std::byte>(std::shared_ptr<void>(), place->mutable_data()),
+                                       static_cast<int64_t>(place->num_bytes())};
+    }
     auto cancelled = std::make_shared<std::atomic<bool>>(false);
     call.context.cancelled = cancelled;
     if (below(3) == 0) call.context.deadline = absl::Now() + absl::Microseconds(below(2000));
@@ -87,6 +93,9 @@ void CallAtRandom(LayerEngine& engine, const std::vector<KnownLayer>& layers, ui
       ++tally.answered;
       Shape shape = {rows, layer.packed->extent().out_dim};
       EXPECT_EQ(result->outputs.output.shape(), shape);
+      if (place) {
+        EXPECT_EQ(result->outputs.output.data(), place->data());
+      }
       const FeedForwardOutputs& expected = layer.expected[in][out < 3 ? out : in];
       ExpectRows(result->outputs.output, expected.output, first, rows);
       ExpectRows(result->outputs.gate, expected.gate, first, rows, call.intermediates);
