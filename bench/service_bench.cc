@@ -21,7 +21,9 @@
 #include "bench/norm_layer.h"
 #include "bench/run_cells.h"
 #include "client/remote_engine.h"
+#include "client/shared_memory.h"
 #include "lib/base/parallel.h"
+#include "lib/base/shared_regions.h"
 #include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
@@ -41,16 +43,17 @@ constexpr int64_t kMiB = int64_t{1} << 20;
   std::exit(1);
 }
 
-// A folder for sockets that is removed at the end.
+// A folder for sockets, or for shared memory, that is removed at the end.
 class Folder {
  public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "layerd_bench_XXXXXX").string();
+  explicit Folder(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string name = (parent / "layerd_bench_XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) Fail(absl::InternalError("no temporary folder can be made"));
     path_ = name;
   }
   ~Folder() { std::filesystem::remove_all(path_); }
   std::string Path(const char* name) const { return (path_ / name).string(); }
+  std::string path() const { return path_.string(); }
 
  private:
   std::filesystem::path path_;
@@ -86,6 +89,10 @@ class Servers {
     layers_ = *std::move(layers);
     ServerOptions options;
     options.grpc_listen = absl::StrCat("127.0.0.1:0,unix:", folder.Path("layerd.sock"));
+    auto regions = SharedRegions::Open(memory_folder_.path());
+    if (!regions.ok()) Fail(regions.status());
+    regions_ = *std::move(regions);
+    options.shared_memory = regions_.get();
     options.layer_service.max_message_bytes = 1024 * kMiB;
     options.layer_service.decoding_threads = threads;
     auto server = Server::Start(options, resident_, layers_->registry());
@@ -96,11 +103,14 @@ class Servers {
 
   std::string Target(bool tcp) const { return server_->addresses()[tcp ? 0 : 1]; }
   std::string EchoTarget(bool tcp) const { return tcp ? echo_.tcp_target() : echo_.unix_target(); }
+  const Folder& memory_folder() const { return memory_folder_; }
   OneLayer& layer() { return layer_; }
 
  private:
   static constexpr double kAtOnceWork = 1 << 22;  // as in server/main.cc
 
+  const Folder memory_folder_{"/dev/shm"};  // files elsewhere are written to disks
+  std::unique_ptr<SharedRegions> regions_;
   OneLayer layer_;
   CpuEngine engine_;
   BatchingEngine batching_;
@@ -186,6 +196,40 @@ void AddOverProtobuf(const Servers& servers, int64_t rows, int threads, std::vec
       client->EchoMessage(request, *response);
     };
     work.baseline_error = [data, response] { return ErrorOf(response->output().data() == *data); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// Through shared memory, beside the same layer in this process.
+void AddOverInProcess(const Servers& servers, int64_t rows, int threads, std::vector<Cell>& cells) {
+  Cell cell = NormCell("shared_memory", "in process", rows, threads, 1 / 0.8);
+  cell.prepare = [&servers, rows](const Arena& arena) {
+    const auto inside = NormOf(arena, NormKind::kRmsNorm, DType::kFloat32, rows);
+    inside->inputs.gamma.reset();
+    const auto norm = std::make_shared<NormUnderTest>(*inside);
+    const Tensor& input = inside->inputs.input;
+    const auto bytes = static_cast<int64_t>(input.num_bytes());
+    auto memory = SharedMemory::Create(
+        {.target = servers.Target(false), .folder = servers.memory_folder().path(), .bytes = 2 * bytes});
+    if (!memory.ok()) Fail(memory.status());
+    auto shared = (*memory)->TensorAt(0, input.dtype(), input.shape());
+    if (!shared.ok()) Fail(shared.status());
+    input.CopyTo(shared->mutable_data());
+    norm->inputs.input = *std::move(shared);
+    const auto engine = std::make_shared<RemoteEngine>(
+        RemoteEngineOptions{.target = servers.Target(false), .shared_memory = {*memory}});
+    Work work = NormWork(norm, [norm, engine, memory = *memory, bytes] {
+      NormalizeCall call;
+      call.spec = norm->spec;
+      call.inputs = norm->inputs;
+      call.output_memory = memory->PlaceAt(bytes);
+      auto result = Normalize(*engine, std::move(call));
+      if (!result.ok()) Fail(result.status());
+      norm->output = result->outputs.output;
+    });
+    work.baseline = NormLayerOf(arena, inside);
+    work.baseline_error = [inside, norm] { return ErrorOf(SameBits(inside->output, norm->output)); };
     return work;
   };
   cells.push_back(std::move(cell));
@@ -307,6 +351,7 @@ int Main(RunOptions& options, int threads) {
     }
   }
   AddOverProtobuf(servers, 64 * kMiB / kRowBytes, threads, cells);
+  AddOverInProcess(servers, 64 * kMiB / kRowBytes, threads, cells);
   AddGrowth(servers, threads, cells);
   AddFeedForward(servers, threads, cells);
   return RunCells(options, Chosen(options, std::move(cells)), DescribeMachine());

@@ -7,7 +7,9 @@
 #include <condition_variable>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
@@ -30,12 +32,13 @@ absl::Status MalformedAnswer(std::string_view what) {
 struct RemoteEngine::Impl {
   explicit Impl(const RemoteEngineOptions& options)
       : channel(Connect(options.target, options.max_answer_bytes)),
+        shared_memory(options.shared_memory),
         layers(channel),
         health(grpc::health::v1::Health::NewStub(channel)) {}
 
   // Sends `call` to `method` and gives the decoded answer to `done`.
   template <typename Request, typename Response, typename Result, typename Call, typename Done>
-  void Send(const Call& call, const char* method, Done done) {
+  void Send(Call call, const char* method, Done done) {
     if (call.context.cancelled && call.context.cancelled->load(std::memory_order_relaxed)) {
       return done(CancelledWhileWaiting());
     }
@@ -44,12 +47,20 @@ struct RemoteEngine::Impl {
       grpc::ByteBuffer request;
       grpc::ByteBuffer response;
       Done done;
+      v1::SharedMemory output;   // what was sent as output_memory
+      std::optional<Call> call;  // where its tensors may be read by the server, or its output goes somewhere
     };
     auto state = std::make_unique<State>();
     {
       Request message;
       wire::SentStorage storage;
+      for (const auto& memory : shared_memory) {
+        v1::SharedMemory reference;
+        reference.set_region(memory->region());
+        storage.AddShared(memory->memory(), std::move(reference));
+      }
       wire::EncodeCall(call, message, storage);
+      state->output = message.output_memory();
       if (auto status = wire::SendMessage(message, storage, state->request); !status.ok()) {
         return done(std::move(status));
       }
@@ -58,6 +69,7 @@ struct RemoteEngine::Impl {
     if (call.context.deadline != absl::InfiniteFuture()) {
       state->context.set_deadline(absl::ToChronoTime(call.context.deadline));
     }
+    if (call.output_memory || !shared_memory.empty()) state->call = std::move(call);
     {
       std::lock_guard<std::mutex> lock(mutex);
       ++under_way;
@@ -67,7 +79,8 @@ struct RemoteEngine::Impl {
                      [this, &sent](const grpc::Status& status) {
                        std::unique_ptr<State> answered(&sent);
                        absl::StatusOr<Result> result =
-                           status.ok() ? Read<Response, Result>(sent.response) : wire::DecodeStatus(status);
+                           status.ok() ? Read<Response, Result>(sent.response, sent.call, sent.output)
+                                       : wire::DecodeStatus(status);
                        Done answer = std::move(sent.done);
                        answered.reset();
                        answer(std::move(result));
@@ -76,17 +89,39 @@ struct RemoteEngine::Impl {
                      });
   }
 
-  template <typename Response, typename Result>
-  static absl::StatusOr<Result> Read(grpc::ByteBuffer& bytes) {
+  // `output`: what was sent as output_memory of `call`, which is kept where it has one.
+  template <typename Response, typename Result, typename Call>
+  static absl::StatusOr<Result> Read(grpc::ByteBuffer& bytes, const std::optional<Call>& call,
+                                     const v1::SharedMemory& output) {
     auto message = std::make_shared<Response>();
-    const auto storage = wire::ReceiveMessage(bytes, std::numeric_limits<int64_t>::max(), message);
+    auto storage = wire::ReceiveMessage(bytes, std::numeric_limits<int64_t>::max(), message);
     if (!storage.ok()) return MalformedAnswer(absl::StrCat("is none: ", storage.status().message()));
+    const v1::SharedMemory& written = message->output().shared_memory();
+    if (!output.region().empty() && written.region() == output.region() && written.offset() == output.offset()) {
+      storage->AddShared(written, *call->output_memory);
+    }
     auto result = wire::DecodeResult(*message, *storage);
     if (!result.ok()) return MalformedAnswer(absl::StrCat("has ", result.status().message()));
+    if (call && call->output_memory) {
+      if (auto status = PutOutput(*call, result->outputs.output); !status.ok()) return status;
+    }
     return result;
   }
 
+  // Copies the output to where the call wants it, unless it is there.
+  template <typename Call>
+  static absl::Status PutOutput(const Call& call, Tensor& output) {
+    if (!output.is_scattered() && output.data() == call.output_memory->data.get()) return absl::OkStatus();
+    const auto bytes = static_cast<int64_t>(output.num_bytes());
+    if (auto status = CheckOutputMemory(call, output.dtype(), bytes); !status.ok()) return status;
+    Tensor there = Tensor::AllocateAt(&*call.output_memory, output.dtype(), output.shape());
+    output.CopyTo(there.mutable_data());
+    output = std::move(there);
+    return absl::OkStatus();
+  }
+
   std::shared_ptr<grpc::Channel> channel;
+  const std::vector<std::shared_ptr<const SharedMemory>> shared_memory;
   grpc::GenericStub layers;
   std::unique_ptr<grpc::health::v1::Health::Stub> health;
 
@@ -103,13 +138,13 @@ RemoteEngine::~RemoteEngine() {
 }
 
 void RemoteEngine::Normalize(NormalizeCall call, NormalizeDone done) {
-  impl_->Send<v1::NormalizeRequest, v1::NormalizeResponse, NormalizeResult>(call, "/layerd.v1.LayerService/Normalize",
-                                                                            std::move(done));
+  impl_->Send<v1::NormalizeRequest, v1::NormalizeResponse, NormalizeResult>(
+      std::move(call), "/layerd.v1.LayerService/Normalize", std::move(done));
 }
 
 void RemoteEngine::FeedForward(FeedForwardCall call, FeedForwardDone done) {
   impl_->Send<v1::FeedForwardRequest, v1::FeedForwardResponse, FeedForwardResult>(
-      call, "/layerd.v1.LayerService/FeedForward", std::move(done));
+      std::move(call), "/layerd.v1.LayerService/FeedForward", std::move(done));
 }
 
 absl::Status RemoteEngine::CheckHealth(const std::string& service, absl::Duration timeout) {

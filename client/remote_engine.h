@@ -6,9 +6,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "client/shared_memory.h"
 #include "lib/engine/layer_engine.h"
 
 namespace layerd {
@@ -21,13 +23,17 @@ struct RemoteEngineOptions {
   std::string target = "127.0.0.1:50051";  // HOST:PORT, or unix:PATH
   // Largest answer that is taken; gRPC's own default of 4 MiB is too small for tensors.
   int64_t max_answer_bytes = int64_t{2047} << 20;
+  // Tensors that lie in it at a multiple of 64 bytes are not sent, nor is an output whose place lies in it: the server
+  // reads and writes them there. After an error the server may still be at it for a while.
+  std::vector<std::shared_ptr<const SharedMemory>> shared_memory;
 };
 
 // The call's tensors are sent from where they are; the answer's stay where gRPC put them (scattered, see Tensor). Errors of the server come back as it made them,
 // with details; UNAVAILABLE without a reason (lib/base/errors.h) means that it could not be reached.
 //
 // The connection is made by the first call, and again after it broke; no proxy is used. A deadline is the call's own:
-// left infinite, a call waits for as long as the server takes. Cancellation is looked at before a call is sent.
+// left infinite, a call waits for as long as the server takes. Cancellation is looked at before a call is sent. Where a call
+// has output_memory that is not shared with the server, the answer is copied there.
 //
 // Threads: any. The destructor waits for the calls under way.
 class RemoteEngine : public LayerEngine {

@@ -61,16 +61,20 @@ ABSL_FLAG(
     "Layers that are read as soon as they are there, names separated by commas: models/{model}/layers/{layer}, with "
     "* for any number of characters. Others are read when they are first called.");
 ABSL_FLAG(std::string, pin, "", "Layers that are read as soon as they are there, and stay in memory. As --preload.");
+ABSL_FLAG(
+    std::string, shared_memory_dir, "",
+    "Folder, such as one of /dev/shm, whose files callers on this host may share with the daemon, so that tensors need "
+    "not be sent. None: there is no shared memory.");
 ABSL_FLAG(std::string, log_level, "info", "Least level that is logged: debug, info, warning or error.");
 
 namespace layerd {
 namespace {
 
 constexpr std::string_view kFlagNames[] = {
-    "grpc_listen", "port_file",   "grace_s",         "max_message_mib", "message_memory_mib", "threads",
-    "simd",        "queue_calls", "batch_rows",      "batch_delay_us",  "max_verify_flops",   "log_level",
-    "models",      "layer_store", "layer_store_mib", "upload_idle_s",   "layer_memory_mib",   "preload",
-    "pin"};
+    "grpc_listen", "port_file",        "grace_s",         "max_message_mib", "message_memory_mib", "threads",
+    "simd",        "queue_calls",      "batch_rows",      "batch_delay_us",  "max_verify_flops",   "log_level",
+    "models",      "layer_store",      "layer_store_mib", "upload_idle_s",   "layer_memory_mib",   "preload",
+    "pin",         "shared_memory_dir"};
 
 absl::Status OutOfRange(std::string_view flag, std::string_view expected, std::string_view got) {
   return absl::InvalidArgumentError(
@@ -211,6 +215,7 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   config.server.layer_registry.queue_calls = queue_calls;
   config.server.layer_registry.upload_idle = absl::Seconds(upload_idle_s);
   config.max_verify_flops = max_verify_flops;
+  config.shared_memory_dir = absl::GetFlag(FLAGS_shared_memory_dir);
   config.layers.models = absl::GetFlag(FLAGS_models);
   config.layers.layer_store = absl::GetFlag(FLAGS_layer_store);
   config.layers.layer_store_bytes = layer_store_mib << 20;

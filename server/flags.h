@@ -24,7 +24,8 @@ struct Config {
   int batch_rows;
   absl::Duration batch_delay;
   double max_verify_flops;
-  std::optional<Simd> simd;  // nothing: the widest that the CPU has
+  std::string shared_memory_dir;  // empty: off
+  std::optional<Simd> simd;       // nothing: the widest that the CPU has
   ResidentLayersOptions layers;
 };
 

@@ -12,6 +12,7 @@
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
 #include "wire/normalize_codec.h"
+#include "wire/shared_memory_codec.h"
 #include "wire/status_codec.h"
 
 namespace layerd {
@@ -24,6 +25,8 @@ class Reactor final : public grpc::ServerUnaryReactor {
       : context_(context), on_done_(std::move(on_done)), cancelled_(std::make_shared<std::atomic<bool>>(false)) {}
 
   std::shared_ptr<const std::atomic<bool>> cancelled() const { return cancelled_; }
+  // Those of the call, set while it is decoded.
+  wire::RegionsInUse& regions() { return regions_; }
 
   void FinishWith(const absl::Status& status) {
     if (const auto pushback = wire::PushbackOf(status)) {
@@ -42,20 +45,29 @@ class Reactor final : public grpc::ServerUnaryReactor {
   grpc::CallbackServerContext* const context_;
   absl::AnyInvocable<void()> on_done_;
   const std::shared_ptr<std::atomic<bool>> cancelled_;
+  wire::RegionsInUse regions_;
 };
 
 template <typename Request>
 using CallOf = decltype(wire::DecodeCall(Request(), wire::ReceivedStorage(nullptr)));
 
+template <typename Request>
+CallOf<Request> Decode(const Request& message, const SharedRegions* regions, wire::ReceivedStorage storage,
+                       wire::RegionsInUse& uses) {
+  if (auto status = wire::FindRegions(message, regions, storage, uses); !status.ok()) return status;
+  return wire::DecodeCall(message, storage);
+}
+
 // The call in `bytes`, which are freed. RESOURCE_EXHAUSTED where memory for it cannot be had.
 template <typename Request>
-CallOf<Request> ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes) {
+CallOf<Request> ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes, const SharedRegions* regions,
+                         wire::RegionsInUse& uses) {
   try {
     auto message = std::make_shared<Request>();
-    const auto storage = wire::ReceiveMessage(bytes, max_bytes, message);
+    auto storage = wire::ReceiveMessage(bytes, max_bytes, message);
     bytes.Clear();
     if (!storage.ok()) return storage.status();
-    return wire::DecodeCall(*message, *storage);
+    return Decode(*message, regions, *std::move(storage), uses);
   } catch (const std::bad_alloc&) {
     bytes.Clear();
     return OutOfMemory();
@@ -64,26 +76,29 @@ CallOf<Request> ReadCall(grpc::ByteBuffer& bytes, int64_t max_bytes) {
 
 // The same, if that is a matter of microseconds.
 template <typename Request>
-std::optional<CallOf<Request>> ReadCallAtOnce(grpc::ByteBuffer& bytes, int64_t max_bytes) {
+std::optional<CallOf<Request>> ReadCallAtOnce(grpc::ByteBuffer& bytes, int64_t max_bytes, const SharedRegions* regions,
+                                              wire::RegionsInUse& uses) {
   // What is copied well within 50 µs.
   constexpr size_t kCopiedAtOnce = 65536;
-  if (bytes.Length() <= kCopiedAtOnce) return ReadCall<Request>(bytes, max_bytes);
+  if (bytes.Length() <= kCopiedAtOnce) return ReadCall<Request>(bytes, max_bytes, regions, uses);
   try {
     auto message = std::make_shared<Request>();
-    const auto storage = wire::ReceiveAtOnce(bytes, max_bytes, message);
+    auto storage = wire::ReceiveAtOnce(bytes, max_bytes, message);
     if (!storage) return std::nullopt;
     bytes.Clear();
-    return wire::DecodeCall(*message, *storage);
+    return Decode(*message, regions, *std::move(storage), uses);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }
 }
 
 template <typename Response, typename Result>
-absl::Status WriteAnswer(const Result& result, grpc::ByteBuffer& bytes) {
+absl::Status WriteAnswer(const Result& result, const wire::RegionsInUse& uses, grpc::ByteBuffer& bytes) {
+  if (auto status = uses.CheckIntact(); !status.ok()) return status;
   try {
     Response message;
     wire::SentStorage storage;
+    uses.AddOutputTo(storage);
     wire::EncodeResult(result, message, storage);
     return wire::SendMessage(message, storage, bytes);
   } catch (const std::bad_alloc&) {
@@ -100,9 +115,11 @@ void Delegate(LayerEngine& engine, FeedForwardCall call, FeedForwardDone done) {
 
 }  // namespace
 
-LayerService::LayerService(LayerEngine& engine, CallGate& gate, const LayerServiceOptions& options)
+LayerService::LayerService(LayerEngine& engine, CallGate& gate, const SharedRegions* regions,
+                           const LayerServiceOptions& options)
     : engine_(engine),
       gate_(gate),
+      regions_(regions),
       options_(options),
       decoders_(options.decoding_threads, options.queue_calls, "--queue_calls") {}
 
@@ -124,15 +141,17 @@ grpc::ServerUnaryReactor* LayerService::Serve(grpc::CallbackServerContext* conte
     call->context.deadline = absl::FromChrono(context->deadline());
     call->context.cancelled = reactor->cancelled();
     Delegate(engine_, *std::move(call), [reactor, response](absl::StatusOr<Result> result) {
-      reactor->FinishWith(result.ok() ? WriteAnswer<Response>(*result, *response) : result.status());
+      reactor->FinishWith(result.ok() ? WriteAnswer<Response>(*result, reactor->regions(), *response)
+                                      : result.status());
     });
   };
-  if (auto call = ReadCallAtOnce<Request>(*bytes, options_.max_message_bytes)) {
+  if (auto call = ReadCallAtOnce<Request>(*bytes, options_.max_message_bytes, regions_, reactor->regions())) {
     serve(*std::move(call));
     return reactor;
   }
-  const auto status = decoders_.Submit(
-      [bytes, serve, max_bytes = options_.max_message_bytes] { serve(ReadCall<Request>(*bytes, max_bytes)); });
+  const auto status = decoders_.Submit([this, bytes, serve, reactor] {
+    serve(ReadCall<Request>(*bytes, options_.max_message_bytes, regions_, reactor->regions()));
+  });
   if (!status.ok()) reactor->FinishWith(status);
   return reactor;
 }

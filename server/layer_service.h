@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "layerd/v1/layer_service.grpc.pb.h"
+#include "lib/base/shared_regions.h"
 #include "lib/base/worker_pool.h"
 #include "lib/engine/layer_engine.h"
 #include "server/call_gate.h"
@@ -27,7 +28,8 @@ class LayerService final
           v1::LayerService::WithRawCallbackMethod_FeedForward<v1::LayerService::WithRawCallbackMethod_StreamNormalize<
               v1::LayerService::WithRawCallbackMethod_StreamFeedForward<v1::LayerService::Service>>>> {
  public:
-  LayerService(LayerEngine& engine, CallGate& gate, const LayerServiceOptions& options);
+  // `regions`: memory that calls may refer to, which must outlive it too; null: none.
+  LayerService(LayerEngine& engine, CallGate& gate, const SharedRegions* regions, const LayerServiceOptions& options);
 
   grpc::ServerUnaryReactor* Normalize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
                                       grpc::ByteBuffer* response) override;
@@ -43,6 +45,7 @@ class LayerService final
 
   LayerEngine& engine_;
   CallGate& gate_;
+  const SharedRegions* const regions_;
   const LayerServiceOptions options_;
   WorkerPool decoders_;  // last: its jobs use the rest
 };

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "lib/base/parallel.h"
+#include "lib/base/shared_regions.h"
 #include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
@@ -156,7 +157,15 @@ int Run(int argc, char** argv) {
   auto layers = ResidentLayers::Open(config->layers);
   if (!layers.ok()) return Fail(layers.status().message());
   ResidentEngine resident((*layers)->source(), batching);
-  auto server = Server::Start(config->server, resident, (*layers)->registry());
+  std::unique_ptr<SharedRegions> shared_memory;
+  ServerOptions server_options = config->server;
+  if (!config->shared_memory_dir.empty()) {
+    auto opened = SharedRegions::Open(config->shared_memory_dir);
+    if (!opened.ok()) return Fail(absl::StrCat("--shared_memory_dir: ", opened.status().message()));
+    shared_memory = *std::move(opened);
+    server_options.shared_memory = shared_memory.get();
+  }
+  auto server = Server::Start(server_options, resident, (*layers)->registry());
   if (!server.ok()) return Fail(server.status().message());
   LogMatMul(*matmul, /*wanted=*/!config->simd);
   if (engine->workers() < config->threads) {

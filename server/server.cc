@@ -49,8 +49,9 @@ void InstallPluginsOnce() {
 
 Server::Server(const ServerOptions& options, LayerEngine& engine, LayerRegistry& registry)
     : gate_(options.max_bytes_in_flight),
-      layer_service_(engine, gate_, options.layer_service),
-      layer_registry_(registry, gate_, options.layer_registry) {}
+      layer_service_(engine, gate_, options.shared_memory, options.layer_service),
+      layer_registry_(registry, gate_, options.layer_registry),
+      shared_memory_(options.shared_memory, gate_) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, LayerEngine& engine,
                                                       LayerRegistry& registry) {
@@ -80,6 +81,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   builder.SetResourceQuota(quota);
   builder.RegisterService(&server->layer_service_);
   builder.RegisterService(&server->layer_registry_);
+  builder.RegisterService(&server->shared_memory_);
   std::vector<int> ports(addresses->size(), 0);
   for (size_t i = 0; i < addresses->size(); ++i) {
     const ListenAddress& address = (*addresses)[i];
@@ -115,7 +117,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 
 void Server::SetServingStatus(bool serving) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-  for (const char* service : {"", v1::LayerService::service_full_name(), v1::LayerRegistry::service_full_name()}) {
+  for (const char* service : {"", v1::LayerService::service_full_name(), v1::LayerRegistry::service_full_name(),
+                              v1::SharedMemoryRegistry::service_full_name()}) {
     health->SetServingStatus(service, serving);
   }
 }

@@ -1,4 +1,4 @@
-// A gRPC server with layerd's services: LayerService, LayerRegistry, health (Check and Watch), reflection and channelz.
+// A gRPC server with layerd's services: LayerService, LayerRegistry, SharedMemoryRegistry, health (Check and Watch), reflection and channelz.
 #ifndef LAYERD_SERVER_SERVER_H_
 #define LAYERD_SERVER_SERVER_H_
 
@@ -12,12 +12,14 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "lib/base/shared_regions.h"
 #include "lib/engine/layer_engine.h"
 #include "lib/resident/layer_registry.h"
 #include "server/call_gate.h"
 #include "server/layer_registry_service.h"
 #include "server/layer_service.h"
 #include "server/listen_address.h"
+#include "server/shared_memory_service.h"
 
 namespace layerd {
 
@@ -27,6 +29,8 @@ struct ServerOptions {
   int64_t grpc_memory_bytes = int64_t{1} << 30;
   // Of requests under way; beyond it calls are refused, unless there is no other.
   int64_t max_bytes_in_flight = int64_t{1} << 30;
+  // What callers share with the server; must outlive it. Null: shared memory is off.
+  SharedRegions* shared_memory = nullptr;
   LayerServiceOptions layer_service;
   LayerRegistryServiceOptions layer_registry;
 };
@@ -62,6 +66,7 @@ class Server {
   CallGate gate_;
   LayerService layer_service_;
   LayerRegistryService layer_registry_;
+  SharedMemoryService shared_memory_;
   std::vector<UnixSocketLock> locks_;
   std::vector<std::string> addresses_;
   std::vector<int> ports_;

@@ -5,6 +5,7 @@
 
 #include "lib/base/errors.h"
 #include "wire/report_codec.h"
+#include "wire/shared_memory_codec.h"
 #include "wire/spec_codec.h"
 #include "wire/tensor_codec.h"
 
@@ -61,6 +62,11 @@ absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request
   const auto output_dtype = DecodeOptionalDType("output_dtype", request.output_dtype());
   if (!output_dtype.ok()) return output_dtype.status();
   call.output_dtype = *output_dtype;
+  if (auto status = DecodePlace("output_memory", request.has_output_memory(), request.output_memory(), storage,
+                                call.output_memory);
+      !status.ok()) {
+    return status;
+  }
   call.verify = request.verify();
   call.intermediates = request.intermediates();
   return call;
@@ -74,6 +80,9 @@ void EncodeCall(const FeedForwardCall& call, v1::FeedForwardRequest& request, Se
     if (tensor) EncodeTensor(*tensor, *(request.mutable_weights()->*field.mutate)(), storage);
   }
   if (call.output_dtype) request.set_output_dtype(EncodeDType(*call.output_dtype));
+  if (call.output_memory) {
+    if (auto place = EncodePlace(*call.output_memory, storage)) *request.mutable_output_memory() = *std::move(place);
+  }
   request.set_verify(call.verify);
   request.set_intermediates(call.intermediates);
 }

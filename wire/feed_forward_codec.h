@@ -12,7 +12,8 @@ namespace layerd::wire {
 
 // The call's tensors share what is in `storage`. INVALID_ARGUMENT with the path of the field.
 absl::StatusOr<FeedForwardCall> DecodeCall(const v1::FeedForwardRequest& request, const ReceivedStorage& storage);
-// What is large of its tensors goes into `storage`, here and below.
+// What is large of its tensors goes into `storage`, here and below. `output_memory` is not sent where the receiver does not
+// have it.
 void EncodeCall(const FeedForwardCall& call, v1::FeedForwardRequest& request, SentStorage& storage);
 
 void EncodeResult(const FeedForwardResult& result, v1::FeedForwardResponse& response, SentStorage& storage);

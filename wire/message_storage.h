@@ -2,17 +2,20 @@
 //
 // protobuf copies a field of bytes, in and out, and so a large tensor costs more to copy than to normalise. On the wire
 // nothing differs; but a large tensor's elements stay where gRPC put them, or go out from where they were computed, and
-// the message that protobuf sees has that field empty.
+// the message that protobuf sees has that field empty. Or they lie in memory that both sides share, and the message says
+// where.
 #ifndef LAYERD_WIRE_MESSAGE_STORAGE_H_
 #define LAYERD_WIRE_MESSAGE_STORAGE_H_
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "layerd/v1/tensor.pb.h"
+#include "lib/base/memory_place.h"
 #include "lib/base/tensor.h"
 
 namespace layerd::wire {
@@ -48,9 +51,22 @@ class ReceivedStorage {
     return nullptr;
   }
 
+  // The memory that `reference`, which is part of the message, refers to.
+  void AddShared(const v1::SharedMemory& reference, MemoryPlace place) {
+    shared_.emplace_back(&reference, std::move(place));
+  }
+  // Null where nothing was said of it.
+  const MemoryPlace* FindShared(const v1::SharedMemory& reference) const {
+    for (const auto& [of, place] : shared_) {
+      if (of == &reference) return &place;
+    }
+    return nullptr;
+  }
+
  private:
   std::shared_ptr<const void> message_;
   std::vector<Apart> apart_;
+  std::vector<std::pair<const v1::SharedMemory*, MemoryPlace>> shared_;
 };
 
 // Of a message that is to be sent: the tensors that were left out of it. Threads: one at a time.
@@ -66,8 +82,16 @@ class SentStorage {
   }
   bool empty() const { return apart_.empty(); }
 
+  // Memory that the receiver has too, to whose beginning `reference` refers. What lies in it need not be sent.
+  void AddShared(absl::Span<const std::byte> memory, v1::SharedMemory reference) {
+    shared_.emplace_back(memory, std::move(reference));
+  }
+  // Nothing where the receiver does not have all of `memory`, or a reference would not be legal.
+  std::optional<v1::SharedMemory> ReferenceTo(absl::Span<const std::byte> memory) const;
+
  private:
   std::vector<std::pair<const v1::Tensor*, Tensor>> apart_;
+  std::vector<std::pair<absl::Span<const std::byte>, v1::SharedMemory>> shared_;
 };
 
 }  // namespace layerd::wire

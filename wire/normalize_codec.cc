@@ -5,6 +5,7 @@
 
 #include "lib/base/errors.h"
 #include "wire/report_codec.h"
+#include "wire/shared_memory_codec.h"
 #include "wire/spec_codec.h"
 #include "wire/tensor_codec.h"
 
@@ -26,6 +27,11 @@ absl::StatusOr<NormalizeCall> DecodeCall(const v1::NormalizeRequest& request, co
   const auto output_dtype = DecodeOptionalDType("output_dtype", request.output_dtype());
   if (!output_dtype.ok()) return output_dtype.status();
   call.output_dtype = *output_dtype;
+  if (auto status = DecodePlace("output_memory", request.has_output_memory(), request.output_memory(), storage,
+                                call.output_memory);
+      !status.ok()) {
+    return status;
+  }
   call.verify = request.verify();
   call.intermediates = request.intermediates();
   return call;
@@ -39,6 +45,9 @@ void EncodeCall(const NormalizeCall& call, v1::NormalizeRequest& request, SentSt
   if (call.inputs.residual) EncodeTensor(*call.inputs.residual, *request.mutable_residual(), storage);
   if (call.inputs.gate) EncodeTensor(*call.inputs.gate, *request.mutable_gate(), storage);
   if (call.output_dtype) request.set_output_dtype(EncodeDType(*call.output_dtype));
+  if (call.output_memory) {
+    if (auto place = EncodePlace(*call.output_memory, storage)) *request.mutable_output_memory() = *std::move(place);
+  }
   request.set_verify(call.verify);
   request.set_intermediates(call.intermediates);
 }

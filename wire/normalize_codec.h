@@ -12,7 +12,8 @@ namespace layerd::wire {
 
 // The call's tensors share what is in `storage`. INVALID_ARGUMENT with the path of the field.
 absl::StatusOr<NormalizeCall> DecodeCall(const v1::NormalizeRequest& request, const ReceivedStorage& storage);
-// What is large of its tensors goes into `storage`, here and below.
+// What is large of its tensors goes into `storage`, here and below. `output_memory` is not sent where the receiver does not
+// have it.
 void EncodeCall(const NormalizeCall& call, v1::NormalizeRequest& request, SentStorage& storage);
 
 void EncodeResult(const NormalizeResult& result, v1::NormalizeResponse& response, SentStorage& storage);

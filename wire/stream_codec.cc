@@ -6,6 +6,7 @@
 #include "lib/layers/layer.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/normalize_codec.h"
+#include "wire/shared_memory_codec.h"
 #include "wire/tensor_codec.h"
 
 namespace layerd::wire {
@@ -51,6 +52,7 @@ absl::StatusOr<Call> DecodeFirst(const Request& request, const ReceivedStorage& 
 
 absl::StatusOr<NormalizeCall> DecodeChunk(const v1::StreamNormalizeRequest& request, const ReceivedStorage& storage,
                                           std::optional<NormalizeCall>& first) {
+  if (auto status = CheckNoSharedMemory(request); !status.ok()) return status;
   const bool has_rows = request.has_input() || request.has_residual() || request.has_gate();
   if (auto status = CheckPlace(request, !first, has_rows); !status.ok()) return status;
   if (!first) return DecodeFirst(request, storage, first);
@@ -68,6 +70,7 @@ absl::StatusOr<NormalizeCall> DecodeChunk(const v1::StreamNormalizeRequest& requ
 
 absl::StatusOr<FeedForwardCall> DecodeChunk(const v1::StreamFeedForwardRequest& request, const ReceivedStorage& storage,
                                             std::optional<FeedForwardCall>& first) {
+  if (auto status = CheckNoSharedMemory(request); !status.ok()) return status;
   if (auto status = CheckPlace(request, !first, request.has_input()); !status.ok()) return status;
   if (!first) return DecodeFirst(request, storage, first);
   FeedForwardCall call = *first;

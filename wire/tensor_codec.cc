@@ -22,6 +22,20 @@ absl::Status CheckInt8(absl::Span<const float> values) {
   return absl::OkStatus();
 }
 
+// The tensor that lies at `place`.
+absl::StatusOr<Tensor> ShareTensor(DType dtype, Shape shape, int64_t elements, const MemoryPlace* place) {
+  if (place == nullptr) {
+    return InvalidField("shared_memory", "UNEXPECTED_FIELD", "expected data, got a place in memory that is not shared");
+  }
+  const int64_t bytes = elements * static_cast<int64_t>(SizeOf(dtype));
+  if (bytes > place->bytes) {
+    return InvalidField("shared_memory", "OUT_OF_RANGE",
+                        absl::StrCat("expected ", bytes, " bytes for ", std::string(Name(dtype)), " ", ToString(shape),
+                                     " from the offset to the region's end, got ", place->bytes));
+  }
+  return Tensor::AllocateAt(place, dtype, std::move(shape));
+}
+
 }  // namespace
 
 absl::StatusOr<DType> DecodeDType(v1::Dtype dtype) {
@@ -74,6 +88,12 @@ absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, const ReceivedStor
   if (!elements.ok()) return Under("shape", elements.status());
   Shape shape(dims.begin(), dims.end());
   const ReceivedStorage::Apart* apart = storage.Find(tensor);
+  if (tensor.has_shared_memory()) {
+    if (apart != nullptr || !tensor.data().empty() || tensor.values_size() > 0) {
+      return InvalidField("shared_memory", "TWO_SOURCES", "expected data, values or shared_memory, got two of them");
+    }
+    return ShareTensor(*dtype, std::move(shape), *elements, storage.FindShared(tensor.shared_memory()));
+  }
   if (tensor.values_size() == 0) {
     if (apart != nullptr) return Tensor::AdoptPieces(*dtype, std::move(shape), apart->owner, apart->elements);
     const auto* bytes = reinterpret_cast<const std::byte*>(tensor.data().data());
@@ -117,6 +137,12 @@ absl::Status DecodeOptionalTensor(std::string_view field, bool present, const v1
 void EncodeTensor(const Tensor& tensor, v1::Tensor& message, SentStorage& storage) {
   message.set_dtype(EncodeDType(tensor.dtype()));
   message.mutable_shape()->Assign(tensor.shape().begin(), tensor.shape().end());
+  if (!tensor.is_scattered()) {
+    if (auto reference = storage.ReferenceTo(tensor.bytes())) {
+      *message.mutable_shared_memory() = *std::move(reference);
+      return;
+    }
+  }
   if (tensor.num_bytes() >= kApartBytes) {
     storage.Add(message, tensor);
   } else {

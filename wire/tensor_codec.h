@@ -27,7 +27,8 @@ absl::StatusOr<DType> DecodeDType(v1::Dtype dtype);
 absl::StatusOr<std::optional<DType>> DecodeOptionalDType(std::string_view field, v1::Dtype dtype);
 v1::Dtype EncodeDType(DType dtype);
 
-// A tensor that shares the bytes in `storage`, that of the message that `tensor` is part of; scattered where they are.
+// A tensor that shares the bytes in `storage`, that of the message that `tensor` is part of; scattered where they are. One
+// in shared memory lies where `storage` says.
 // INVALID_ARGUMENT for a dtype, a shape or a count that does not fit; nothing is allocated before the count has been
 // checked.
 absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, const ReceivedStorage& storage);
@@ -36,7 +37,8 @@ absl::StatusOr<Tensor> DecodeTensor(const v1::Tensor& tensor, const ReceivedStor
 absl::Status DecodeOptionalTensor(std::string_view field, bool present, const v1::Tensor& tensor,
                                   const ReceivedStorage& storage, std::optional<Tensor>& to);
 
-// The elements are copied into the message, or, from kApartBytes on, shared by `storage`.
+// The elements are copied into the message, or, from kApartBytes on, shared by `storage`; those that lie in memory that
+// the receiver has are referred to.
 void EncodeTensor(const Tensor& tensor, v1::Tensor& message, SentStorage& storage);
 
 }  // namespace layerd::wire

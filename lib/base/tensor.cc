@@ -155,10 +155,18 @@ std::vector<float> Tensor::ToFloats() const {
   return values;
 }
 
+void Tensor::CopyTo(std::byte* to) const {
+  if (scattered_ != nullptr) {
+    scattered_->Copy(0, num_bytes(), to);
+  } else if (num_bytes() > 0) {
+    std::memcpy(to, data_.get(), num_bytes());
+  }
+}
+
 Tensor Tensor::Together() const {
   if (scattered_ == nullptr) return *this;
   Tensor copy = Allocate(dtype_, shape_);
-  scattered_->Copy(0, num_bytes(), copy.mutable_data());
+  CopyTo(copy.mutable_data());
   return copy;
 }
 

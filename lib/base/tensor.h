@@ -66,6 +66,9 @@ class Tensor {
   // copied to `to`, which has room for them and is aligned.
   const std::byte* Read(int64_t first, int64_t count, std::byte* to) const;
 
+  // Copies all elements to `to`, wherever they lie.
+  void CopyTo(std::byte* to) const;
+
   float At(int64_t index) const { return LoadAsFloat(dtype_, data(), index); }
   // All elements, widened.
   std::vector<float> ToFloats() const;

@@ -27,12 +27,18 @@ std::string RandomBytes(Random& random, size_t count) {
   return bytes;
 }
 
+void FillReference(Random& random, v1::SharedMemory& reference) {
+  if (Below(random, 3) != 0) reference.set_region("region");
+  if (Below(random, 3) != 0) reference.set_offset(static_cast<int64_t>(random()));
+}
+
 void FillTensor(Random& random, v1::Tensor& tensor) {
   if (Below(random, 8) != 0) tensor.set_dtype(static_cast<v1::Dtype>(Below(random, 6)));
   for (int i = Below(random, 4); i > 0; --i) tensor.add_shape(Below(random, 100));
   constexpr size_t kSizes[] = {0, 1, 100, kApartBytes - 1, kApartBytes, kApartBytes + 1, 3 * kApartBytes};
   if (Below(random, 5) != 0) tensor.set_data(RandomBytes(random, kSizes[Below(random, std::size(kSizes))]));
   for (int i = Below(random, 20) == 0 ? 3000 : 0; i > 0; --i) tensor.add_values(1.0f);
+  if (Below(random, 4) == 0) FillReference(random, *tensor.mutable_shared_memory());
 }
 
 v1::FeedForwardRequest RandomFeedForward(Random& random) {
@@ -48,6 +54,7 @@ v1::FeedForwardRequest RandomFeedForward(Random& random) {
   }
   if (Below(random, 2) == 0) request.set_layer("models/m/layers/l");
   request.set_verify(Below(random, 2) == 0);
+  if (Below(random, 3) == 0) FillReference(random, *request.mutable_output_memory());
   return request;
 }
 
