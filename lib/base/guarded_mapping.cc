@@ -1,8 +1,10 @@
 #include "lib/base/guarded_mapping.h"
 
+#include <linux/magic.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -22,13 +24,15 @@ struct Slot {
   std::atomic<uint64_t> version{0};
   std::atomic<uintptr_t> begin{0};
   std::atomic<uintptr_t> end{0};  // 0: the slot is free
+  std::atomic<uintptr_t> page_bytes{0};
   std::atomic<bool> damaged{false};
 
   // Guarded by table_mutex.
-  void Set(uintptr_t new_begin, uintptr_t new_end) {
+  void Set(uintptr_t new_begin, uintptr_t new_end, uintptr_t new_page_bytes) {
     version.fetch_add(1);
     begin = new_begin;
     end = new_end;
+    page_bytes = new_page_bytes;
     damaged = false;
     version.fetch_add(1);
   }
@@ -48,7 +52,7 @@ bool Repair(uintptr_t at) {
     const uintptr_t begin = slot.begin.load(), end = slot.end.load();
     if (version % 2 != 0 || slot.version.load() != version || at < begin || at >= end) continue;
     slot.damaged = true;
-    const auto page_bytes = static_cast<uintptr_t>(getpagesize());
+    const uintptr_t page_bytes = slot.page_bytes.load();
     const uintptr_t page = at / page_bytes * page_bytes;
     // Not mmap(), which sanitizers replace by one that is not for handlers.
     const long mapped = syscall(SYS_mmap, page, end - page, PROT_READ | PROT_WRITE,
@@ -79,12 +83,19 @@ void InstallHandlerOnce() {
   });
 }
 
+// What a mapping of `fd` may be replaced by the piece in.
+uintptr_t PageBytesOf(int fd) {
+  struct statfs system;
+  if (fstatfs(fd, &system) == 0 && system.f_type == HUGETLBFS_MAGIC) return static_cast<uintptr_t>(system.f_bsize);
+  return static_cast<uintptr_t>(getpagesize());
+}
+
 // −1: none is free.
-int TakeSlot(uintptr_t begin, uintptr_t end) {
+int TakeSlot(uintptr_t begin, uintptr_t end, uintptr_t page_bytes) {
   std::lock_guard<std::mutex> lock(table_mutex);
   for (int i = 0; i < GuardedMapping::kMostMappings; ++i) {
     if (table[i].end.load() != 0) continue;
-    table[i].Set(begin, end);
+    table[i].Set(begin, end, page_bytes);
     if (i >= slots_used.load()) slots_used.store(i + 1);
     return i;
   }
@@ -103,7 +114,7 @@ absl::StatusOr<std::unique_ptr<GuardedMapping>> GuardedMapping::Map(int fd, size
   }
   madvise(data, size, MADV_HUGEPAGE);  // where the system has them for shared memory
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  const int slot = TakeSlot(begin, begin + size);
+  const int slot = TakeSlot(begin, begin + size, PageBytesOf(fd));
   if (slot < 0) {
     munmap(data, size);
     return Overloaded(absl::StrCat("busy: ", kMostMappings, " files of shared memory are mapped"), 1000);
@@ -114,7 +125,7 @@ absl::StatusOr<std::unique_ptr<GuardedMapping>> GuardedMapping::Map(int fd, size
 GuardedMapping::~GuardedMapping() {
   {
     std::lock_guard<std::mutex> lock(table_mutex);
-    table[slot_].Set(0, 0);
+    table[slot_].Set(0, 0, 0);
   }
   munmap(data_, size_);
 }

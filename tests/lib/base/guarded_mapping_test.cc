@@ -1,6 +1,7 @@
 #include "lib/base/guarded_mapping.h"
 
 #include <fcntl.h>
+#include <linux/memfd.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -169,6 +170,21 @@ TEST(GuardedMappingTest, MoreThanTheTableHoldsAreRefused) {
   EXPECT_TRUE(all.back()->damaged());
   all.pop_back();
   EXPECT_TRUE(GuardedMapping::Map(file.fd(), kPageBytes).ok());
+}
+
+TEST(GuardedMappingTest, HugePagesAreReplacedAsAWhole) {
+  constexpr size_t kHugeBytes = size_t{2} << 20;
+  const int fd = memfd_create("huge", MFD_HUGETLB | MFD_HUGE_2MB);
+  if (fd < 0 || ftruncate(fd, 2 * kHugeBytes) != 0) GTEST_SKIP() << "the system has no huge pages of 2 MiB";
+  auto mapping = GuardedMapping::Map(fd, 2 * kHugeBytes);
+  if (!mapping.ok()) GTEST_SKIP() << "the system has no free huge pages: " << mapping.status();
+  (*mapping)->data()[0] = std::byte{1};
+  ASSERT_EQ(ftruncate(fd, kHugeBytes), 0);
+  EXPECT_EQ((*mapping)->data()[kHugeBytes + 5000], std::byte{0});
+  EXPECT_TRUE((*mapping)->damaged());
+  EXPECT_EQ((*mapping)->data()[0], std::byte{1});
+  EXPECT_EQ((*mapping)->data()[2 * kHugeBytes - 1], std::byte{0});
+  close(fd);
 }
 
 using GuardedMappingDeathTest = testing::Test;
