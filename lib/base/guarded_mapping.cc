@@ -7,6 +7,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <mutex>
@@ -40,10 +41,25 @@ struct Slot {
 
 std::mutex table_mutex;
 Slot table[GuardedMapping::kMostMappings];
+size_t mapped_bytes = 0;         // guarded by table_mutex
 std::atomic<int> slots_used{0};  // those behind were never used
 struct sigaction former_action;
+int stand_in_fd = -1;  // the memory that stands for what is missing
 
-// Called by the handler: only atomics and one system call.
+constexpr uintptr_t kStandInBytes = uintptr_t{64} << 20;
+
+// Puts the stand-in over [begin, end), as often as it takes.
+bool StandIn(uintptr_t begin, uintptr_t end) {
+  for (uintptr_t at = begin; at < end; at += kStandInBytes) {
+    // Not mmap(), which sanitizers replace by one that is not for handlers.
+    const long mapped = syscall(SYS_mmap, at, std::min(end - at, kStandInBytes), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_FIXED, stand_in_fd, 0L);
+    if (mapped != static_cast<long>(at)) return false;
+  }
+  return true;
+}
+
+// Called by the handler: only atomics and system calls.
 bool Repair(uintptr_t at) {
   const int used = slots_used.load();
   for (int i = 0; i < used; ++i) {
@@ -54,10 +70,7 @@ bool Repair(uintptr_t at) {
     slot.damaged = true;
     const uintptr_t page_bytes = slot.page_bytes.load();
     const uintptr_t page = at / page_bytes * page_bytes;
-    // Not mmap(), which sanitizers replace by one that is not for handlers.
-    const long mapped = syscall(SYS_mmap, page, end - page, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0L);
-    return mapped == static_cast<long>(page);
+    return StandIn(page, end);
   }
   return false;
 }
@@ -72,15 +85,18 @@ void OnBusError(int signal, siginfo_t* info, void* /*context*/) {
   errno = saved_errno;
 }
 
-void InstallHandlerOnce() {
-  static std::once_flag once;
-  std::call_once(once, [] {
+// False where there is no memory for the stand-in.
+bool InstallHandlerOnce() {
+  static const bool installed = [] {
+    stand_in_fd = memfd_create("layerd_stand_in", MFD_CLOEXEC);
+    if (stand_in_fd < 0 || ftruncate(stand_in_fd, kStandInBytes) != 0) return false;
     struct sigaction action = {};
     action.sa_sigaction = OnBusError;
     action.sa_flags = SA_SIGINFO | SA_RESTART;
     sigemptyset(&action.sa_mask);
-    sigaction(SIGBUS, &action, &former_action);
-  });
+    return sigaction(SIGBUS, &action, &former_action) == 0;
+  }();
+  return installed;
 }
 
 // What a mapping of `fd` may be replaced by the piece in.
@@ -90,12 +106,14 @@ uintptr_t PageBytesOf(int fd) {
   return static_cast<uintptr_t>(getpagesize());
 }
 
-// −1: none is free.
+// −1: none is free, or too much is mapped.
 int TakeSlot(uintptr_t begin, uintptr_t end, uintptr_t page_bytes) {
   std::lock_guard<std::mutex> lock(table_mutex);
+  if (end - begin > GuardedMapping::kMostBytes - mapped_bytes) return -1;
   for (int i = 0; i < GuardedMapping::kMostMappings; ++i) {
     if (table[i].end.load() != 0) continue;
     table[i].Set(begin, end, page_bytes);
+    mapped_bytes += end - begin;
     if (i >= slots_used.load()) slots_used.store(i + 1);
     return i;
   }
@@ -105,7 +123,7 @@ int TakeSlot(uintptr_t begin, uintptr_t end, uintptr_t page_bytes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GuardedMapping>> GuardedMapping::Map(int fd, size_t size) {
-  InstallHandlerOnce();
+  if (!InstallHandlerOnce()) return InternalError("no handler for files that are truncated can be installed");
   void* const data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
     return TooLarge(
@@ -117,7 +135,9 @@ absl::StatusOr<std::unique_ptr<GuardedMapping>> GuardedMapping::Map(int fd, size
   const int slot = TakeSlot(begin, begin + size, PageBytesOf(fd));
   if (slot < 0) {
     munmap(data, size);
-    return Overloaded(absl::StrCat("busy: ", kMostMappings, " files of shared memory are mapped"), 1000);
+    return Overloaded(absl::StrCat("busy: no more than ", kMostMappings, " files of shared memory, and ", kMostBytes,
+                                   " bytes of them, are mapped at a time"),
+                      1000);
   }
   return std::unique_ptr<GuardedMapping>(new GuardedMapping(static_cast<std::byte*>(data), size, slot));
 }
@@ -126,6 +146,7 @@ GuardedMapping::~GuardedMapping() {
   {
     std::lock_guard<std::mutex> lock(table_mutex);
     table[slot_].Set(0, 0, 0);
+    mapped_bytes -= size_;
   }
   munmap(data_, size_);
 }

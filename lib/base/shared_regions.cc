@@ -95,6 +95,14 @@ absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedRegion::Open(int folde
     return Refused(absl::StatusCode::kFailedPrecondition, "file", "EMPTY_FILE",
                    absl::StrCat("expected a file of 1 byte or more, got ", Quoted(file), " of 0 bytes"));
   }
+  // Who makes the memory is charged for it, and hears of a full file system.
+  constexpr int64_t kBlockBytes = 512;
+  if (status.st_blocks * kBlockBytes < status.st_size) {
+    return Refused(absl::StatusCode::kFailedPrecondition, "file", "SPARSE_FILE",
+                   absl::StrCat("expected a file that has memory for all of its ", status.st_size,
+                                " bytes (posix_fallocate), got ", Quoted(file), " with ",
+                                status.st_blocks * kBlockBytes, " bytes"));
+  }
   auto mapping = GuardedMapping::Map(opened.get(), static_cast<size_t>(status.st_size));
   if (!mapping.ok()) return Under("file", mapping.status());
   return std::shared_ptr<const SharedRegion>(

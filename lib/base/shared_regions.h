@@ -30,7 +30,8 @@ class SharedRegion {
   // Tensors in a region begin at a multiple of so many bytes.
   static constexpr int64_t kAlignment = 64;
 
-  // Maps all of the regular file `file` in the folder that `folder` is open for; the path is one name, never a link.
+  // Maps all of the regular file `file`, which may have no holes, in the folder that `folder` is open for; the path is one
+  // name, never a link.
   // INVALID_ARGUMENT, NOT_FOUND or FAILED_PRECONDITION, field "file", where it cannot be; those of GuardedMapping::Map().
   static absl::StatusOr<std::shared_ptr<const SharedRegion>> Open(int folder, const std::string& file);
   SharedRegion(const SharedRegion&) = delete;

@@ -147,10 +147,12 @@ TEST_F(SharedRegionsTest, ADamagedRegionIsRefusedUntilItIsRegisteredAgain) {
   const auto old = regions_->Register("r", "a");
   ASSERT_TRUE(old.ok());
   std::filesystem::resize_file(path, 0);
-  EXPECT_EQ(old->region->data()[5000], std::byte{0});
+  old->region->data()[5000] = std::byte{5};
   ExpectRefused(old->region->CheckIntact(), absl::StatusCode::kFailedPrecondition, "", "REGION_TRUNCATED");
   std::filesystem::resize_file(path, 10000);
   ExpectRefused(regions_->Find("r").status(), absl::StatusCode::kFailedPrecondition, "", "REGION_DAMAGED");
+  ExpectRefused(Register("r", "a"), absl::StatusCode::kFailedPrecondition, "file", "SPARSE_FILE");
+  folder_.Fill("a", 10000);
   const auto anew = regions_->Register("r", "a");
   ASSERT_TRUE(anew.ok()) << anew.status();
   EXPECT_NE(anew->region, old->region);
@@ -160,9 +162,9 @@ TEST_F(SharedRegionsTest, ADamagedRegionIsRefusedUntilItIsRegisteredAgain) {
 }
 
 TEST_F(SharedRegionsTest, AFileThatHasGrownIsMappedAnew) {
-  const std::string path = folder_.File("a", 10000);
+  folder_.File("a", 10000);
   ASSERT_TRUE(Register("r", "a").ok());
-  std::filesystem::resize_file(path, 20000);
+  folder_.Fill("a", 20000);
   EXPECT_EQ((*regions_->Find("r"))->size_bytes(), 10000);
   EXPECT_EQ(regions_->Register("r", "a")->region->size_bytes(), 20000);
   EXPECT_EQ((*regions_->Find("r"))->size_bytes(), 20000);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 namespace layerd {
@@ -25,14 +26,18 @@ class TemporaryFolder {
 
   std::string path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  // A new file of so many zeros.
-  std::string File(const std::string& name, int64_t bytes) const {
+  // A new file of so many zeros, which are written.
+  std::string File(const std::string& name, size_t bytes) const {
     const std::string path = *this / name;
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-    EXPECT_GE(fd, 0);
-    EXPECT_EQ(ftruncate(fd, bytes), 0);
-    close(fd);
+    std::ofstream(path, std::ios::binary) << std::string(bytes, '\0');
+    EXPECT_EQ(std::filesystem::file_size(path), bytes);
     return path;
+  }
+  // Gives the file memory for so many bytes.
+  void Fill(const std::string& name, int64_t bytes) const {
+    const int fd = open((*this / name).c_str(), O_RDWR);
+    EXPECT_EQ(posix_fallocate(fd, 0, bytes), 0);
+    close(fd);
   }
 
  private:

@@ -143,6 +143,27 @@ TEST(CpuEngineTest, AnswersThatCannotFitAreRefusedByTheirFlag) {
   EXPECT_EQ(DetailsOf(FeedForward(engine, inside).status()).reason, "ANSWER_TOO_LARGE");
 }
 
+// Memory of the caller's takes any number of rows; a row is bounded as ever, and so is what comes beside it.
+TEST(CpuEngineTest, OutputsThatGoElsewhereMayHaveAnyNumberOfRows) {
+  CpuEngine engine({.threads = 1, .max_answer_bytes = 1000});
+  Tensor memory = Tensor::Allocate(DType::kFloat32, {100000});
+  const MemoryPlace place{std::shared_ptr<std::byte>(std::shared_ptr<void>(), memory.mutable_data()), 400000};
+  FeedForwardCall layer = SmallLayer(16);
+  layer.output_memory = place;
+  EXPECT_TRUE(FeedForward(engine, layer).ok());
+  layer.intermediates = true;
+  EXPECT_EQ(DetailsOf(FeedForward(engine, layer).status()).reason, "ANSWER_TOO_LARGE");
+  NormalizeCall norm;
+  norm.output_memory = place;
+  norm.inputs.input = SeededInput(1, DType::kFloat32, {100, 250});
+  EXPECT_TRUE(Normalize(engine, norm).ok());
+  norm.inputs.input = SeededInput(1, DType::kFloat32, {1, 251});
+  EXPECT_EQ(DetailsOf(Normalize(engine, norm).status()).reason, "ANSWER_TOO_LARGE");
+  norm.inputs.input = SeededInput(1, DType::kFloat32, {100, 250});
+  norm.inputs.residual = norm.inputs.input;
+  EXPECT_EQ(DetailsOf(Normalize(engine, norm).status()).reason, "ANSWER_TOO_LARGE");
+}
+
 TEST(CpuEngineTest, LayersTooLargeToVerifyAreRefusedByTheirFlag) {
   CpuEngine engine({.threads = 1, .max_verify_flops = 1000});
   FeedForwardCall call = SmallLayer();
