@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 import harness
+import resident
 from harness import BFLOAT16, FLOAT16, FLOAT32, Daemon, RichError, array_of, layer_pb, tensor, tensor_pb
 
 shared_pb = harness.import_stub('layerd.v1.shared_memory_pb2')
@@ -516,6 +517,101 @@ while True:
         regions = self.registry.ListRegions(shared_pb.ListRegionsRequest(), timeout=60).regions
         self.assertEqual([region.name for region in regions], ['killed', 'neighbour'])
         self.registry.UnregisterRegion(shared_pb.UnregisterRegionRequest(name='killed'), timeout=60)
+        self.assertTrue(self.daemon.alive())
+
+
+class CallersOfOneLayer(Shared):
+    """A layer on the server whose callers are computed together, and divided."""
+
+    NAME, DIM = 'models/m/layers/mlp', 512
+
+    def setUp(self):
+        store = harness.scratch_dir()
+        self.flags = (f'--layer_store={store}', '--batch_rows=16')
+        super().setUp()
+        self.daemon.ready()
+        resident.upload(resident.registry(self.daemon), self.NAME, resident.SWIGLU,
+                        resident.swiglu_weights(1, self.DIM, 1536, BFLOAT16))
+        self.x = normal(2, 200, self.DIM)
+        answer = self.stub.FeedForward(layer_pb.FeedForwardRequest(input=tensor(self.x), layer=self.NAME), timeout=60)
+        self.row_bytes = 4 * self.DIM
+        self.expected = answer.output.data
+
+    def rows(self, first, count):
+        return self.expected[first * self.row_bytes:(first + count) * self.row_bytes]
+
+    def in_threads(self, *works):
+        """Runs each until the last one ends; the errors of all."""
+        stop, errors = threading.Event(), []
+
+        def run(work):
+            try:
+                while not stop.is_set():
+                    work()
+            except Exception as error:  # pylint: disable=broad-except
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(work,)) for work in works[:-1]]
+        for thread in threads:
+            thread.start()
+        try:
+            works[-1]()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        return errors
+
+    def caller_of_rows(self, name, first, count):
+        """A call of these rows through shared memory, checked to the bit."""
+        caller = Caller(self.daemon, self.folder, name, 2 * MIB)
+        request = layer_pb.FeedForwardRequest(input=caller.share(0, tensor(self.x[first:first + count])),
+                                              layer=self.NAME, output_memory=at(name, MIB))
+
+        def call():
+            caller.put(MIB, bytes(count * self.row_bytes))
+            answer = caller.stub.FeedForward(request, timeout=60)
+            self.assertEqual(caller.get(answer.output), self.rows(first, count))
+            self.assertEqual(len(answer.layer_hash), 64)
+
+        return call
+
+    def test_joined_and_divided_calls_have_the_same_bits(self):
+        small = [self.caller_of_rows(f'r{i}', 7 * i, count) for i, count in enumerate((1, 2, 1, 3, 16, 17))]
+        large = self.caller_of_rows('large', 30, 170)
+
+        def some():
+            for _ in range(40):
+                large()
+
+        self.assertEqual(self.in_threads(*small, some), [])
+
+    def test_nobody_suffers_for_a_caller_that_truncates(self):
+        bad = Caller(self.daemon, self.folder, 'bad', 2 * MIB)
+        bad.share(0, tensor(self.x[:8]))
+        request = layer_pb.FeedForwardRequest(input=shared('bad', 0, [8, self.DIM]), layer=self.NAME,
+                                              output_memory=at('bad', MIB))
+        reasons = set()
+
+        def truncate():
+            os.truncate(bad.path, 4096)
+            bad.fill()
+
+        def misbehave():
+            for _ in range(150):
+                try:
+                    bad.stub.FeedForward(request, timeout=60)
+                except grpc.RpcError as raised:
+                    reasons.add(RichError(raised).reason)
+                    try:
+                        bad.register()
+                    except grpc.RpcError as refused:
+                        reasons.add(RichError(refused).reason)
+
+        works = [self.caller_of_rows(f'r{i}', 7 * i, count) for i, count in enumerate((1, 2, 40))]
+        self.assertEqual(self.in_threads(*works, truncate, misbehave), [])
+        self.assertLessEqual(reasons, {'REGION_TRUNCATED', 'REGION_DAMAGED', 'SPARSE_FILE', 'OUT_OF_RANGE'})
+        self.assertGreater(reasons, set())
         self.assertTrue(self.daemon.alive())
 
 
