@@ -67,6 +67,7 @@ TEST(RemoteEngineTest, HealthKnowsTheServerAndItsServices) {
   EXPECT_TRUE(engine.CheckHealth("", absl::Seconds(5)).ok());
   EXPECT_TRUE(engine.CheckHealth("layerd.v1.LayerRegistry", absl::Seconds(5)).ok());
   EXPECT_TRUE(engine.CheckHealth("layerd.v1.LayerService", absl::Seconds(5)).ok());
+  EXPECT_TRUE(engine.CheckHealth("layerd.v1.SharedMemoryRegistry", absl::Seconds(5)).ok());
   EXPECT_EQ(engine.CheckHealth("no.such.Service", absl::Seconds(5)).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ((*server)->Drain(absl::Seconds(1)), 0);
   (*server)->SetReady();  // too late
