@@ -11,6 +11,7 @@ from harness import (BFLOAT16, FLOAT16, FLOAT32, INT8, Daemon, RichError, array_
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
+PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 NAN, INF = float('nan'), float('inf')
 ROW = [0.5, -1.5, 2.0, 1.0]
 
@@ -580,8 +581,11 @@ class Hostility(unittest.TestCase):
                     if code in (INVALID, EXHAUSTED, NOT_FOUND):
                         error = RichError(future)
                         self.assertTrue(error.reason == 'MALFORMED_MESSAGE' or error.reason and error.fields, error)
+                    if code == PRECONDITION:  # a reference to shared memory
+                        self.assertEqual(RichError(future).reason, 'SHARED_MEMORY_OFF')
             self.assertTrue(daemon.alive(), daemon.log())
-            self.assertLessEqual(set(outcomes), {grpc.StatusCode.OK, INVALID, EXHAUSTED, NOT_FOUND}, outcomes)
+            self.assertLessEqual(set(outcomes), {grpc.StatusCode.OK, INVALID, EXHAUSTED, NOT_FOUND, PRECONDITION},
+                                 outcomes)
             self.assertGreater(outcomes[INVALID], 800, outcomes)
             self.assertEqual(daemon.stub().Normalize(norm(), timeout=60).output.shape, [2, 4])
             self.assertLess(daemon.peak_memory_bytes(), 900 << 20)
