@@ -154,16 +154,6 @@ Tensor QueuedFeedForward::Rows(int64_t count) const {
 
 bool QueuedFeedForward::Take(const FeedForwardResult& joint, int64_t first, int64_t count) {
   const FeedForwardOutputs& outputs = joint.outputs;
-  if (count == all_rows_) {
-    FeedForwardResult result;
-    result.layer_hash = joint.layer_hash;
-    result.outputs.output = LikeInput(outputs.output.Rows(first, count), call_.input);
-    for (const auto member : kInside) {
-      if (outputs.*member) result.outputs.*member = LikeInput((outputs.*member)->Rows(first, count), call_.input);
-    }
-    done_(std::move(result));
-    return true;
-  }
   const int64_t at = all_rows_ - traits.rows;
   try {
     std::optional<Tensor> output;
