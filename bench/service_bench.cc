@@ -21,7 +21,9 @@
 #include "bench/norm_layer.h"
 #include "bench/run_cells.h"
 #include "client/remote_engine.h"
+#include "lib/base/byte_budget.h"
 #include "lib/base/parallel.h"
+#include "lib/engine/admission_engine.h"
 #include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
@@ -79,7 +81,9 @@ class Servers {
   Servers(const Folder& folder, int threads)
       : engine_({.threads = threads, .max_answer_bytes = 1024 * kMiB, .at_once_work = kAtOnceWork}),
         batching_({.workers = threads, .sizes = {.limits = {.max_answer_bytes = 1024 * kMiB}}}, engine_),
-        resident_(layer_, batching_),
+        admission_({.workers = threads, .limits = {.max_answer_bytes = 1024 * kMiB}},
+                   std::make_shared<ByteBudget>(4096 * kMiB, 0, "answers"), batching_),
+        resident_(layer_, admission_),
         echo_(folder.Path("echo.sock")) {
     auto layers = ResidentLayers::Open({});
     if (!layers.ok()) Fail(layers.status());
@@ -87,6 +91,7 @@ class Servers {
     ServerOptions options;
     options.grpc_listen = absl::StrCat("127.0.0.1:0,unix:", folder.Path("layerd.sock"));
     options.layer_service.max_message_bytes = 1024 * kMiB;
+    options.admission.message_bytes = 4096 * kMiB;
     options.layer_service.decoding_threads = threads;
     auto server = Server::Start(options, resident_, layers_->registry());
     if (!server.ok()) Fail(server.status());
@@ -104,6 +109,7 @@ class Servers {
   OneLayer layer_;
   CpuEngine engine_;
   BatchingEngine batching_;
+  AdmissionEngine admission_;
   ResidentEngine resident_;
   EchoServer echo_;
   std::unique_ptr<ResidentLayers> layers_;

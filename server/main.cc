@@ -18,7 +18,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "lib/base/byte_budget.h"
 #include "lib/base/parallel.h"
+#include "lib/engine/admission_engine.h"
 #include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
@@ -155,8 +157,12 @@ int Run(int argc, char** argv) {
   BatchingEngine batching(batching_options, *engine);
   auto layers = ResidentLayers::Open(config->layers);
   if (!layers.ok()) return Fail(layers.status().message());
-  ResidentEngine resident((*layers)->source(), batching);
-  auto server = Server::Start(config->server, resident, (*layers)->registry());
+  const auto answers = std::make_shared<ByteBudget>(config->answer_bytes, 0, "--message_memory_mib");
+  AdmissionEngine admission({engine->workers(), batching_options.sizes.limits}, answers, batching);
+  ResidentEngine resident((*layers)->source(), admission);
+  ServerOptions server_options = config->server;
+  server_options.admission.answers = answers;
+  auto server = Server::Start(server_options, resident, (*layers)->registry());
   if (!server.ok()) return Fail(server.status().message());
   LogMatMul(*matmul, /*wanted=*/!config->simd);
   if (engine->workers() < config->threads) {

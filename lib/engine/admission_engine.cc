@@ -20,11 +20,9 @@ struct AnswerShare {
 
 }  // namespace
 
-AdmissionEngine::AdmissionEngine(const AdmissionEngineOptions& options, LayerEngine& inner)
-    : options_(options),
-      inner_(inner),
-      answers_(std::make_shared<ByteBudget>(options.answer_bytes, 0, options.flag)),
-      ledger_(options.workers) {}
+AdmissionEngine::AdmissionEngine(const AdmissionEngineOptions& options, std::shared_ptr<ByteBudget> answers,
+                                 LayerEngine& inner)
+    : options_(options), inner_(inner), answers_(std::move(answers)), ledger_(options.workers) {}
 
 AdmissionEngine::~AdmissionEngine() {
   std::unique_lock<std::mutex> lock(mutex_);

@@ -16,21 +16,19 @@
 namespace layerd {
 
 struct AdmissionEngineOptions {
-  int workers = 1;                            // calls that the inner engine computes at a time; at least 1
-  int64_t answer_bytes = int64_t{1} << 30;    // of answers that are computed, or that those who asked still hold
-  const char* flag = "--message_memory_mib";  // what sets answer_bytes
-  CallLimits limits;                          // the inner engine's
+  int workers = 1;    // calls that the inner engine computes at a time; at least 1
+  CallLimits limits;  // the inner engine's
 };
 
 // A call is refused at once, RESOURCE_EXHAUSTED with the time to try again, where other calls are there and it, or one that
-// was accepted, is expected to be late for them (lib/engine/work_ledger.h); and where answers would take more than
-// `answer_bytes`. An answer counts until its result's `held` is gone.
+// was accepted, is expected to be late for them (lib/engine/work_ledger.h); and where the answer has no room in `answers`.
+// An answer takes its part there until its result's `held` is gone.
 //
 // Calls are checked as CpuEngine does, before all that. Threads: any. The inner engine must outlive it; the destructor
 // waits until every call is answered.
 class AdmissionEngine : public LayerEngine {
  public:
-  AdmissionEngine(const AdmissionEngineOptions& options, LayerEngine& inner);
+  AdmissionEngine(const AdmissionEngineOptions& options, std::shared_ptr<ByteBudget> answers, LayerEngine& inner);
   ~AdmissionEngine() override;
 
   void Normalize(NormalizeCall call, NormalizeDone done) override;

@@ -10,8 +10,9 @@
 
 namespace layerd {
 
-// Supposes that calls are begun in the order of their deadlines, and that those with later ones, or none, get a quarter of
-// the machine nonetheless (lib/engine/batch_queue.h). Work is in multiply-adds (lib/engine/call_check.h).
+// Supposes that as many as there are workers are under way, those that came first; that the others are begun in the order
+// of their deadlines; and that those with later ones, or none, get a quarter of the machine nonetheless
+// (lib/engine/batch_queue.h). Work is in multiply-adds (lib/engine/call_check.h).
 //
 // The rate is what was done, of late, in the time in which there was something to do. While fewer calls than twice
 // `workers` are there the machine may not be busy, and so a rate measured then counts only where it is the highest yet.
@@ -38,9 +39,11 @@ class WorkLedger {
 
  private:
   absl::Duration Needed(double work) const { return absl::Seconds(work * seconds_of_work_); }
+  double UnderWayBehind(absl::Time now, const std::pair<absl::Time, int64_t>& key) const;
 
-  const size_t busy_calls_;
+  const size_t workers_;
   Entries entries_;
+  std::map<int64_t, Entry> by_age_;
   int64_t numbers_ = 0;
   double all_work_ = 0.0;
   double seconds_of_work_;  // for one multiply-add, all workers together

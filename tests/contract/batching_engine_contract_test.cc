@@ -13,7 +13,7 @@ struct Below {
   ContractLayers layers;
   CpuEngine cpu{{.threads = 2, .at_once_work = 1 << 19}};
   BatchingEngine batching;
-  AdmissionEngine admission{{.workers = 2}, batching};
+  AdmissionEngine admission{{.workers = 2}, std::make_shared<ByteBudget>(1 << 30, 0, "--flag"), batching};
 };
 
 EngineFactory Factory(const char* name, const BatchingEngineOptions& options) {

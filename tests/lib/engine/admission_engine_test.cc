@@ -20,6 +20,8 @@ namespace {
 
 using Result = absl::StatusOr<NormalizeResult>;
 
+std::shared_ptr<ByteBudget> Budget(int64_t bytes) { return std::make_shared<ByteBudget>(bytes, 0, "--flag"); }
+
 class AdmissionEngineTest : public testing::Test {
  protected:
   static constexpr int64_t kRowBytes = 64;
@@ -46,14 +48,14 @@ class AdmissionEngineTest : public testing::Test {
   }
 
   HeldEngine inner_;
-  AdmissionEngine engine_{{.workers = 1, .answer_bytes = 10 * kRowBytes}, inner_};
+  AdmissionEngine engine_{{.workers = 1}, Budget(10 * kRowBytes), inner_};
 };
 
 TEST_F(AdmissionEngineTest, AnswersAreBoundedUntilTheyAreLetGo) {
   const auto first = Send(Norm(6)), second = Send(Norm(4));
   const auto third = Send(Norm(1));
   ASSERT_TRUE(third->has_value());
-  ExpectBusy((*third)->status(), "busy: 640 bytes of calls are in flight (--message_memory_mib)");
+  ExpectBusy((*third)->status(), "busy: 640 bytes of calls are in flight (--flag)");
   EXPECT_EQ(inner_.Answer(), "norm 6x16");
   EXPECT_EQ(inner_.Answer(), "norm 4x16");
   ASSERT_TRUE((*first)->ok() && (*second)->ok());
@@ -76,7 +78,7 @@ TEST_F(AdmissionEngineTest, AnAnswerOutlivesTheEngine) {
   HeldEngine inner;
   std::optional<NormalizeResult> answer;
   {
-    AdmissionEngine engine({}, inner);
+    AdmissionEngine engine({}, Budget(1000), inner);
     engine.Normalize(Norm(1), [&](Result result) { answer = *std::move(result); });
     EXPECT_EQ(inner.Answer(), "norm 1x16");
   }
@@ -85,14 +87,14 @@ TEST_F(AdmissionEngineTest, AnAnswerOutlivesTheEngine) {
 }
 
 TEST_F(AdmissionEngineTest, ACallThatWouldBeLateIsRefusedAtOnceAndSoIsOneThatIsNotReadYet) {
-  CallContext soon{.deadline = absl::Now() + absl::Milliseconds(1500)};
+  CallContext soon{.deadline = absl::Now() + absl::Milliseconds(1200)};
   const auto alone = Send(Norm(1, absl::Milliseconds(1500)));  // whatever it takes: nobody is before it
   ASSERT_FALSE(alone->has_value());
   EXPECT_TRUE(engine_.CheckAdmission(soon).ok());
   const auto endless = Send(Norm(1));
   NormalizeCall heavy = Norm(1, absl::Milliseconds(1500));
-  heavy.inputs.input = Tensor::WithoutData(DType::kFloat32, {1, 1 << 30});  // about a second at the rate supposed first
-  AdmissionEngine engine({.workers = 1, .answer_bytes = int64_t{1} << 40, .limits = {int64_t{1} << 40, 1e9}}, inner_);
+  heavy.inputs.input = Tensor::WithoutData(DType::kFloat32, {2, 1 << 30});  // about a second at the rate supposed first
+  AdmissionEngine engine({.workers = 1, .limits = {int64_t{1} << 40, 1e9}}, Budget(int64_t{1} << 40), inner_);
   NormalizeCall before = heavy;
   before.context.deadline = absl::Now() + absl::Seconds(1);
   std::optional<absl::Status> first, second;
@@ -100,7 +102,7 @@ TEST_F(AdmissionEngineTest, ACallThatWouldBeLateIsRefusedAtOnceAndSoIsOneThatIsN
   EXPECT_FALSE(first.has_value());
   engine.Normalize(heavy, [&](const Result& result) { second = result.status(); });
   ASSERT_TRUE(second.has_value());
-  ExpectBusy(*second, "busy: the calls that were accepted take 2.");
+  ExpectBusy(*second, "busy: the calls that were accepted take 1.");
   ExpectBusy(engine.CheckAdmission(soon), "and the deadline is in 1.");
   EXPECT_TRUE(engine.CheckAdmission({}).ok());
   for (int i = 0; i < 3; ++i) inner_.Answer(absl::InternalError("not computed"));
@@ -130,7 +132,7 @@ TEST_F(AdmissionEngineTest, BadCallsAndNamesAreErrors) {
 TEST(AdmissionEngineThreadsTest, WhatIsAcceptedIsAnswered) {
   constexpr int64_t kDim = 64;
   CpuEngine cpu({.threads = 2, .queue_calls = 1000});
-  AdmissionEngine engine({.workers = 2, .answer_bytes = 3 * 8 * kDim * 4}, cpu);
+  AdmissionEngine engine({.workers = 2}, Budget(3 * 8 * kDim * 4), cpu);
   const Arena arena(1);
   NormalizeCall call;
   call.inputs.input = SeededInput(1, DType::kFloat32, {8, kDim});

@@ -34,17 +34,18 @@ TEST(WorkLedgerTest, NothingIsLateWhereNothingIsThere) {
   EXPECT_EQ(ledger.Lateness(At(0), At(-5), 1e30), absl::ZeroDuration());
 }
 
-TEST(WorkLedgerTest, ACallWaitsForThoseWithEarlierDeadlines) {
-  WorkLedger ledger = Measured();  // 100 of work are there
+TEST(WorkLedgerTest, ACallWaitsForWhatIsUnderWayAndForThoseWithEarlierDeadlines) {
+  WorkLedger ledger = Measured();  // 100 of work are under way, and have no deadline
   EXPECT_NEAR(absl::ToDoubleSeconds(ledger.Backlog()), 1, 0.01);
   ledger.Add(At(0), At(20), 300);
-  // One before it with 300, and one after it: (300 + 100) / 100 · 4/3 · 1.25 = 6.7 s.
-  EXPECT_EQ(ledger.Lateness(At(0), At(25), 100), absl::ZeroDuration());
+  // One under way, one before it, and itself: (100 + 300 + 100) / 100 · 4/3 · 1.25 = 8.3 s.
   EXPECT_EQ(ledger.Lateness(At(0), At(20), 100), absl::ZeroDuration());
   ledger.Add(At(0), At(30), 1300);
-  // Before all of them: 100 / 100 · 4/3 · 1.25 = 1.67 s.
-  EXPECT_EQ(ledger.Lateness(At(0), At(1.7), 100), absl::ZeroDuration());
-  EXPECT_NEAR(absl::ToDoubleSeconds(ledger.Lateness(At(0), At(1), 100)), 0.67, 0.01);
+  // Before both: (100 + 100) / 100 · 4/3 · 1.25 = 3.3 s.
+  EXPECT_EQ(ledger.Lateness(At(0), At(3.4), 100), absl::ZeroDuration());
+  EXPECT_NEAR(absl::ToDoubleSeconds(ledger.Lateness(At(0), At(3), 100)), 0.33, 0.02);
+  // What has been computed half a second is done so much sooner.
+  EXPECT_NEAR(absl::ToDoubleSeconds(ledger.Lateness(At(0.5), At(3), 100)), 0, 0.02);
   // Without a deadline nothing is late.
   EXPECT_EQ(ledger.Lateness(At(0), absl::InfiniteFuture(), 1e9), absl::ZeroDuration());
 }
