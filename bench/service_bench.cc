@@ -19,6 +19,7 @@
 #include "bench/echo_server.h"
 #include "bench/feed_forward_layer.h"
 #include "bench/norm_layer.h"
+#include "bench/overload.h"
 #include "bench/run_cells.h"
 #include "client/remote_engine.h"
 #include "lib/base/byte_budget.h"
@@ -302,6 +303,86 @@ void AddFeedForward(Servers& servers, int threads, std::vector<Cell>& cells) {
   }
 }
 
+// Callers of one row at the same time beside as many of an echo.
+void AddConcurrentRows(const Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr int kCallers = 64, kCallsOfEach = 16;
+  Cell cell = NormCell("callers_64", "64 of an echo", 1, threads, 1 / 0.8);
+  cell.prepare = [&servers](const Arena& arena) {
+    const auto remote = std::make_shared<RemoteNorm>(arena, servers, true, 1);
+    const auto client = std::make_shared<EchoClient>(servers.EchoTarget(true));
+    const grpc::Slice slice(SomeBytes(*remote));
+    const auto bytes = std::make_shared<grpc::ByteBuffer>(&slice, 1);
+    const auto together = [](const std::function<void()>& call) {
+      std::vector<std::thread> callers;
+      for (int i = 0; i < kCallers; ++i) {
+        callers.emplace_back([&call] {
+          for (int n = 0; n < kCallsOfEach; ++n) call();
+        });
+      }
+      for (std::thread& caller : callers) caller.join();
+    };
+    Work work = NormWork(remote->norm, [remote, together] {
+      together([&remote] {
+        NormalizeCall call;
+        call.spec = remote->norm->spec;
+        call.inputs = remote->norm->inputs;
+        if (const auto result = Normalize(remote->engine, std::move(call)); !result.ok()) Fail(result.status());
+      });
+      remote->Run();
+    });
+    work.baseline = [client, bytes, together] { together([&] { client->EchoBytes(*bytes); }); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// Ten times as many calls as can be served, with a deadline, beside callers who just keep the server busy: the time to the
+// same number of answers. Wrong where an accepted call is late, or 1 in 100 refusals takes more than 10 ms.
+void AddOverload(Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr FeedForwardShape kShape = {4096, 11008};
+  constexpr int64_t kRows = 64, kAnswers = 240;
+  constexpr int kCallers = 8;
+  constexpr double kTimes = 10;
+  Cell cell{.name = {"feed_forward", "overload", "bfloat16", kShape.dim, kShape.hidden_dim, kRows, threads},
+            .bound = Bound::kBaseline,
+            .baseline = "8 callers",
+            .goal = 1 / 0.9,
+            .pinned = false};
+  cell.prepare = [&servers, kShape](const Arena& arena) {
+    const auto layer = LayerOf(arena, kShape, DType::kBFloat16);
+    const PackedFeedForward& packed = PackedOf(arena, *layer);
+    servers.layer().Set({layer, &packed}, kShape.dim);
+    FeedForwardCall call;
+    call.layer = "models/bench/layers/mlp";
+    call.input = RowsOf(layer->input, 0, kRows);
+    const auto overload = std::make_shared<Overload>(servers.Target(true), call);
+    const auto rate = std::make_shared<double>(0);  // of answers, as measured last
+    Work work;
+    work.baseline = [overload, rate] {
+      const absl::Time begun = absl::Now();
+      overload->Closed(kCallers, kAnswers);
+      *rate = kAnswers / absl::ToDoubleSeconds(absl::Now() - begun);
+    };
+    work.run = [overload, rate, baseline = work.baseline] {
+      if (*rate == 0) baseline();
+      overload->Open(kTimes * *rate, absl::Seconds(1), kAnswers);
+    };
+    work.error = [&arena, layer, overload] {
+      const OverloadCounts counts = overload->counts();
+      std::printf(
+          "overload: %ld answered (p99 %.0f ms), %ld late, %ld refused (p99 %.1f ms), memory grew by %.0f MiB\n",
+          counts.answered, counts.answered_p99_seconds * 1e3, counts.late, counts.refused,
+          counts.refused_p99_seconds * 1e3, counts.peak_resident_growth_bytes / kMiB);
+      const bool kept = counts.late == 0 && counts.refused > 0 && counts.refused_p99_seconds <= 0.010;
+      return kept ? FeedForwardError(arena, *layer, overload->answer()) : ErrorOf(false);
+    };
+    work.flops = FeedForwardFlops(layer->spec, {kRows, kShape.dim, kShape.hidden_dim, kShape.dim}) * kAnswers;
+    work.bytes = WeightBytes(*layer);
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
 int Main(RunOptions& options, int threads) {
   if (const auto matmul = InitMatMul(true); !matmul.ok()) Fail(matmul.status());
   const Folder folder;
@@ -314,7 +395,9 @@ int Main(RunOptions& options, int threads) {
   }
   AddOverProtobuf(servers, 64 * kMiB / kRowBytes, threads, cells);
   AddGrowth(servers, threads, cells);
+  AddConcurrentRows(servers, threads, cells);
   AddFeedForward(servers, threads, cells);
+  AddOverload(servers, threads, cells);
   return RunCells(options, Chosen(options, std::move(cells)), DescribeMachine());
 }
 
