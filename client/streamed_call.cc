@@ -109,15 +109,15 @@ class Whole {
   // `answer` is that to no rows: it tells what a row of each part is like, and has what all rows share.
   absl::Status Begin(Result answer) {
     whole_ = std::move(answer);
-    absl::Status status = Allocate(whole_.outputs.output);
+    absl::Status status = Allocate(whole_.outputs.output, 1);
     ForEachPart([&](auto member, bool) {
       std::optional<Tensor>& part = whole_.outputs.*member;
-      if (part && status.ok()) status = Allocate(*part);
+      if (part && status.ok()) status = Allocate(*part, kCounted);
     });
     return status;
   }
 
-  // Of an answer.
+  // What a server counts for a row of an answer, at most.
   int64_t row_bytes() const { return row_bytes_; }
 
   // The next `count` rows.
@@ -152,13 +152,16 @@ class Whole {
   }
 
  private:
+  // A server that judges the size of an answer beforehand may count twice the values inside that there will be.
+  static constexpr int64_t kCounted = 2;
+
   template <typename Visit>
   static void ForEachPart(Visit visit) {
     for (const auto& [member, has_leading_axes] : Of::kParts) visit(member, has_leading_axes);
   }
 
-  // Makes of `part`, which has no rows, one that has room for all.
-  absl::Status Allocate(Tensor& part) {
+  // Makes of `part`, which has no rows, one that has room for all, and which is counted `times`.
+  absl::Status Allocate(Tensor& part, int64_t times) {
     Shape shape = part.shape();
     if (shape.empty() || shape[0] != 0)
       return MalformedAnswer(absl::StrCat("to no rows has the shape ", ToString(shape)));
@@ -166,7 +169,7 @@ class Whole {
     const auto elements = NumElements(shape);
     if (!elements.ok()) return MalformedAnswer(absl::StrCat("has ", elements.status().message()));
     part = Tensor::Allocate(part.dtype(), std::move(shape));
-    row_bytes_ += static_cast<int64_t>(part.num_bytes()) / division_.rows;
+    row_bytes_ += times * static_cast<int64_t>(part.num_bytes()) / division_.rows;
     return absl::OkStatus();
   }
 
