@@ -205,6 +205,27 @@ TEST(RowStreamTest, CancelEndsEveryWait) {
   writer.join();
 }
 
+TEST(RowStreamTest, CancelledWhileBothThreadsAreAtWorkItEndsForBoth) {
+  const RealServer server;
+  RemoteEngine engine({.target = server.target()});
+  const Tensor rows = SeededInput(1, DType::kFloat32, {1000, kDim});
+  for (int answers = 0; answers < 200; ++answers) {
+    const auto stream = engine.StreamNormalize(PlainNorm(1));
+    std::thread writer([&] {
+      while (stream->Write({.input = rows})) continue;
+    });
+    for (int i = 0; i < answers % 7; ++i) EXPECT_TRUE(stream->Read().ok());
+    std::thread canceller([&] { stream->Cancel(); });
+    absl::StatusOr<std::optional<NormalizeResult>> answer;
+    do {
+      answer = stream->Read();
+    } while (answer.ok());
+    EXPECT_EQ(answer.status().code(), absl::StatusCode::kCancelled);
+    writer.join();
+    canceller.join();
+  }
+}
+
 TEST(RowStreamTest, AnswersThatDoNotFitAreMalformed) {
   const std::map<std::string, std::function<void(int, v1::NormalizeResponse&)>> faults = {
       {"too few rows",

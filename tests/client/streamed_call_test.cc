@@ -250,7 +250,11 @@ TEST(StreamedCallTest, ACallThatIsNotWantedAnyMoreIsLeft) {
   const auto cancelled = std::make_shared<std::atomic<bool>>(false);
   NormalizeCall call = SomeRows();
   call.context.cancelled = cancelled;
-  EXPECT_EQ(ErrorBy(Answering([&](int i, v1::NormalizeResponse&) { *cancelled = i == 1; }), call).code(),
+  EXPECT_EQ(ErrorBy(Answering([&](int i, v1::NormalizeResponse&) {
+                      if (i == 1) *cancelled = true;
+                    }),
+                    call)
+                .code(),
             absl::StatusCode::kCancelled);
 }
 
