@@ -213,8 +213,8 @@ void AddGrowth(const Servers& servers, int threads, std::vector<Cell>& cells) {
   cells.push_back(std::move(cell));
 }
 
-// A call of so many rows as a stream of them, beside the same in one message. Both answers are read in one piece, as callers
-// read them.
+// A call of so many rows as a stream of them, beside the same in one message. Both answers are read in one piece, as
+// callers read them.
 void AddStreamedCall(const Servers& servers, int64_t rows, int threads, std::vector<Cell>& cells) {
   Cell cell = NormCell("streamed_call", "one message", rows, threads, 1.1);
   cell.prepare = [&servers, rows](const Arena& arena) {

@@ -1,5 +1,5 @@
-// Streams rows through a daemon of its own, and tells how much memory the daemon takes for it and how fast they go: as many
-// bytes out as back, every answer compared with what the layer gives in this process. docs/performance.md.
+// Streams rows through a daemon of its own, and tells how much memory the daemon takes for it and how fast they go: as
+// many bytes out as back, every answer compared with what the layer gives in this process. docs/performance.md.
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>

@@ -20,10 +20,10 @@ MessageStream::~MessageStream() {
 }
 
 // gRPC may call back on the thread that begins an operation, so it is begun without the mutex.
-bool MessageStream::Write(grpc::ByteBuffer message) {
+bool MessageStream::Write(const grpc::ByteBuffer& message) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!WaitToWrite(lock)) return false;
-  outgoing_ = std::move(message);
+  outgoing_ = message;
   lock.unlock();
   StartWrite(&outgoing_);
   return true;

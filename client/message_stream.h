@@ -28,16 +28,16 @@ class MessageStream final : private grpc::ClientBidiReactor<grpc::ByteBuffer, gr
   MessageStream(std::shared_ptr<grpc::Channel> channel, const std::string& method, absl::Time deadline);
   ~MessageStream() override;
 
-  // Takes `message` over as soon as the one before it is on its way: waits for as long as the server does not take it.
-  // False where the stream is over, or WritesDone() was called; why is for Finish() to tell.
-  bool Write(grpc::ByteBuffer message);
+  // Sends `message`, whose bytes it shares, as soon as the one before it is on its way: waits for as long as the server
+  // does not take it. False where the stream is over, or WritesDone() was called; why is for Finish() to tell.
+  bool Write(const grpc::ByteBuffer& message);
   // There will be no more messages. Waits as Write() does.
   void WritesDone();
 
   // Waits for the next message; false where there is none any more.
   bool Read(grpc::ByteBuffer& message);
-  // Waits for the end, which comes once Read() has answered false or the stream was cancelled. The server's status, with
-  // its details.
+  // Waits for the end, which comes once Read() has answered false or the stream was cancelled. The server's status,
+  // with its details.
   absl::Status Finish();
 
   // Ends the stream, and every wait for it.

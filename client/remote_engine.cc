@@ -5,6 +5,7 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -13,7 +14,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
-#include "client/read_answer.h"
 #include "client/streamed_call.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "layerd/v1/layer_service.pb.h"
@@ -87,13 +87,23 @@ struct RemoteEngine::Impl {
                      [this, &sent](const grpc::Status& status) {
                        std::unique_ptr<State> answered(&sent);
                        absl::StatusOr<Result> result =
-                           status.ok() ? ReadAnswer<Response, Result>(sent.response) : wire::DecodeStatus(status);
+                           status.ok() ? Read<Response, Result>(sent.response) : wire::DecodeStatus(status);
                        Done answer = std::move(sent.done);
                        answered.reset();
                        answer(std::move(result));
                        std::lock_guard<std::mutex> lock(mutex);
                        if (--under_way == 0) idle.notify_all();
                      });
+  }
+
+  template <typename Response, typename Result>
+  static absl::StatusOr<Result> Read(grpc::ByteBuffer& bytes) {
+    auto message = std::make_shared<Response>();
+    const auto storage = wire::ReceiveMessage(bytes, std::numeric_limits<int64_t>::max(), message);
+    if (!storage.ok()) return MalformedAnswer(absl::StrCat("is none: ", storage.status().message()));
+    auto result = wire::DecodeResult(*message, *storage);
+    if (!result.ok()) return MalformedAnswer(absl::StrCat("has ", result.status().message()));
+    return result;
   }
 
   // The same by a stream of its rows, on a thread of the call's own.

@@ -28,10 +28,11 @@ struct RemoteEngineOptions {
   int64_t stream_chunk_bytes = int64_t{1} << 20;
 };
 
-// The call's tensors are sent from where they are; the answer's stay where gRPC put them (scattered, see Tensor). A call with
-// many rows goes as a stream of them, whatever the server's --max_message_mib is: its answer is put together, in memory of
-// its own, and is the same to the bit. So does one that the server finds too large for a message, if its rows are what is
-// large. Errors of the server come back as it made them, with details; UNAVAILABLE without a reason (lib/base/errors.h) means that it could not be reached.
+// The call's tensors are sent from where they are; the answer's stay where gRPC put them (scattered, see Tensor). A
+// call with many rows goes as a stream of them, whatever the server's --max_message_mib is, and its answer, the same to
+// the bit, is put together in memory of its own. So does a call that the server finds too large for a message, where
+// rows make it so. Errors of the server come back as it made them, with details; UNAVAILABLE without a reason
+// (lib/base/errors.h) means that it could not be reached.
 //
 // The connection is made by the first call, and again after it broke; no proxy is used. A deadline is the call's own:
 // left infinite, a call waits for as long as the server takes. Cancellation is looked at before a call is sent, and

@@ -1,16 +1,19 @@
 #include "client/row_stream.h"
 
+#include <limits>
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/message_stream.h"
-#include "client/read_answer.h"
 #include "client/remote_engine.h"
 #include "layerd/v1/layer_service.pb.h"
 #include "lib/base/errors.h"
+#include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
+#include "wire/normalize_codec.h"
 #include "wire/stream_codec.h"
 
 namespace layerd {
@@ -89,7 +92,7 @@ bool RowStream<Kind>::Send(const Tensor& input, Encode encode) {
     if (all_sent_) return false;
     asked_.push_back({output_dtype_.value_or(input.dtype()), input.shape()});
   }
-  return stream_->Write(std::move(bytes));
+  return stream_->Write(bytes);
 }
 
 template <typename Kind>
@@ -126,8 +129,11 @@ absl::StatusOr<typename RowStream<Kind>::Result> RowStream<Kind>::Take(grpc::Byt
     asked = std::move(asked_.front());
     asked_.pop_front();
   }
-  auto result = ReadAnswer<typename Wire<Kind>::Response, Result>(bytes);
-  if (!result.ok()) return result;
+  const auto message = std::make_shared<typename Wire<Kind>::Response>();
+  const auto storage = wire::ReceiveMessage(bytes, std::numeric_limits<int64_t>::max(), message);
+  if (!storage.ok()) return MalformedAnswer(absl::StrCat("is none: ", storage.status().message()));
+  absl::StatusOr<Result> result = wire::DecodeResult(*message, *storage);
+  if (!result.ok()) return MalformedAnswer(absl::StrCat("has ", result.status().message()));
   const Tensor& output = result->outputs.output;
   Shape shape = output.shape();
   if (!Wire<Kind>::kKeepsWidth && !shape.empty() && !asked.shape.empty()) asked.shape.back() = shape.back();

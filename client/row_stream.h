@@ -10,8 +10,8 @@
 //   const absl::Status status = stream->Finish();
 //
 // The server takes three messages that it has not answered, and then waits for its answers to be read. So write on one
-// thread and read on another; or on one thread have at most kMostUnanswered messages that are not answered: such a writer
-// never waits for itself.
+// thread and read on another; or on one thread have at most kMostUnanswered messages that are not answered: such a
+// writer never waits for itself.
 #ifndef LAYERD_CLIENT_ROW_STREAM_H_
 #define LAYERD_CLIENT_ROW_STREAM_H_
 
@@ -58,11 +58,11 @@ struct FeedForwardStreamKind {
   using Result = FeedForwardResult;
 };
 
-// Tensors are sent from where they are, and answers stay where gRPC put them (scattered, see Tensor). Memory: one message
-// that is being sent, and one that is being read; what gRPC holds besides is bounded by its flow control.
+// Tensors are sent from where they are, and answers stay where gRPC put them (scattered, see Tensor). Memory: one
+// message that is being sent, and one that is being read; what gRPC holds besides is bounded by its flow control.
 //
-// Threads: one may write (Write, WritesDone) and one read (Read, Finish) at a time, two or the same; Cancel from any. The
-// destructor cancels what is left and waits until gRPC is done with it: nobody may be in a method then.
+// Threads: one may write (Write, WritesDone) and one read (Read, Finish) at a time, two or the same; Cancel from any.
+// The destructor cancels what is left and waits until gRPC is done with it: nobody may be in a method then.
 template <typename Kind>
 class RowStream {
  public:
@@ -76,8 +76,8 @@ class RowStream {
   RowStream(const RowStream&) = delete;
   RowStream& operator=(const RowStream&) = delete;
 
-  // Sends some more rows, as soon as those before them are on their way: waits for as long as the server does not take them.
-  // False where the stream is over, or WritesDone() was called; Read() and Finish() tell why.
+  // Sends some more rows, as soon as those before them are on their way: waits for as long as the server does not take
+  // them. False where the stream is over, or WritesDone() was called; Read() and Finish() tell why.
   bool Write(const Rows& rows);
   // There are no more rows. Waits as Write() does.
   void WritesDone();

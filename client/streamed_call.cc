@@ -51,7 +51,8 @@ std::optional<Division> Divide(const Tensor& tensor, int64_t row_axes) {
 struct OfNormalize {
   using Stream = NormalizeStreamKind;
   using Outputs = NormalizeOutputs;
-  // Parts of an answer beside the output, and whether they have the input's leading axes; others count rows by one axis.
+  // Parts of an answer beside the output, and whether they have the input's leading axes; others count rows by one
+  // axis.
   static constexpr std::pair<std::optional<Tensor> Outputs::*, bool> kParts[] = {
       {&Outputs::residual_sum, true}, {&Outputs::inverse_rms, false}, {&Outputs::mean, false}};
 
@@ -123,8 +124,9 @@ class Whole {
   // The next `count` rows.
   absl::Status Add(const Result& answer, int64_t count) {
     if (answer.layer_hash != whole_.layer_hash) return MalformedAnswer("is another layer's than the one before it");
-    if (answer.report.has_value() != whole_.report.has_value())
+    if (answer.report.has_value() != whole_.report.has_value()) {
       return MalformedAnswer("has no report, or one too many");
+    }
     if (answer.report) Merge(*answer.report, *whole_.report);
     absl::Status status = Copy(answer.outputs.output, count, whole_.outputs.output);
     ForEachPart([&](auto member, bool) {
@@ -163,8 +165,9 @@ class Whole {
   // Makes of `part`, which has no rows, one that has room for all, and which is counted `times`.
   absl::Status Allocate(Tensor& part, int64_t times) {
     Shape shape = part.shape();
-    if (shape.empty() || shape[0] != 0)
+    if (shape.empty() || shape[0] != 0) {
       return MalformedAnswer(absl::StrCat("to no rows has the shape ", ToString(shape)));
+    }
     shape[0] = division_.rows;
     const auto elements = NumElements(shape);
     if (!elements.ok()) return MalformedAnswer(absl::StrCat("has ", elements.status().message()));
@@ -212,8 +215,8 @@ template <typename Of>
 absl::StatusOr<typename Of::Stream::Result> Try(const std::shared_ptr<grpc::Channel>& channel,
                                                 const typename Of::Stream::Call& call, const Division& division,
                                                 int64_t chunk_bytes) {
-  // The call goes first, without rows: so its weights may be as large as a message can be, what is wrong with it is told
-  // before rows are sent, and its answer tells how many rows fit in one.
+  // The call goes first, without rows: so its weights may be as large as a message can be, what is wrong with it is
+  // told before rows are sent, and its answer tells how many rows fit in one.
   typename Of::Stream::Call first = call;
   Of::SetRows(Of::Rows(call, division, 0, 0), first);
   RowStream<typename Of::Stream> stream(channel, first);
@@ -222,7 +225,7 @@ absl::StatusOr<typename Of::Stream::Result> Try(const std::shared_ptr<grpc::Chan
   Whole<Of> whole(division);
   if (auto status = whole.Begin(*std::move(answer)); !status.ok()) return status;
   const int64_t row_bytes = std::max(DivisibleBytes(call) / division.rows, whole.row_bytes());
-  const int64_t step = std::max<int64_t>(1, chunk_bytes / row_bytes);
+  const int64_t step = std::max<int64_t>(1, std::min(chunk_bytes, kMostRowBytes) / row_bytes);
   for (int64_t sent = 0, got = 0; got < division.rows;) {
     while (sent < division.rows && sent - got < kMostUnanswered * step) {
       const int64_t count = std::min(step, division.rows - sent);
