@@ -1,4 +1,5 @@
 """layerctl on inputs beyond every message: it sends them as streams, and nobody sees it but by the memory."""
+import os
 import subprocess
 import time
 import unittest
@@ -44,6 +45,16 @@ class LargeFiles(unittest.TestCase):
                 self.assertEqual(np.load(out).shape, shape)
                 self.assertEqual(np.load(out).tobytes(), normalized(x).output.data)
                 self.assertLess(daemon.peak_memory_bytes() - before, (64 << 20) + harness.SANITIZER_BYTES)
+
+    def test_the_client_holds_input_and_output_and_little_else(self):
+        x = saved(normal(1, 24576, 1024))  # 96 MiB
+        with Daemon(*SMALL) as daemon:
+            client = subprocess.Popen([harness.LAYERCTL, '--server', daemon.address, 'normalize', '--kind', 'rms_norm',
+                                       '--input', x, '--out', x.with_name('y.npy')])
+            _, status, usage = os.wait4(client.pid, 0)
+            client.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(client.returncode, 0)
+        self.assertLess(usage.ru_maxrss << 10, ((2 * 96 + 64) << 20) + harness.SANITIZER_BYTES)
 
     def test_residual_and_verdict_are_those_of_one_message(self):
         x, residual = normal(1, 4500, 1024), normal(2, 4500, 1024)
