@@ -12,7 +12,7 @@ from harness import Daemon, layer_pb, layerctl, scratch_dir, tensor
 # A daemon whose messages are far smaller than the inputs below.
 SMALL = ('--max_message_mib=4', '--message_memory_mib=32')
 RMS_NORM = layer_pb.NormalizeSpec(kind=layer_pb.NORM_KIND_RMS_NORM)
-# About a second's work for some 10⁵ rows of 64, by weights of 3 MiB.
+# A second's work or two of one thread for some 10⁵ rows of 64, by weights of 3 MiB.
 LAYER = ('--form', 'gated', '--activation', 'silu', '--layout', 'out_in', '--seed', 1, '--hidden', 4096)
 
 # Runs a command and prints the most memory that it had. A process of its own, since a child is taken to have had the memory
@@ -95,18 +95,19 @@ class LargeFiles(unittest.TestCase):
 class EndsInTheMiddle(unittest.TestCase):
     """What ends a stream is told as what ends a call: exit status and text are those of one message."""
 
-    def outcome(self, flags, rows, during=lambda daemon: None, timeout_s=60):
+    def outcome(self, flags, rows, during=None, timeout_s=60):
         """(exit status, text) of layerctl; `during` is called when the daemon has computed a part of it."""
-        with Daemon(*flags) as daemon:
+        with Daemon('--threads=1', *flags) as daemon:
             before = daemon.cpu_seconds()
             client = subprocess.Popen(
                 [harness.LAYERCTL, '--server', daemon.address, '--timeout-s', str(timeout_s), 'feedforward',
                  *map(str, LAYER), '--input', saved(normal(1, rows, 64)), '--out', scratch_dir() / 'y.npy'],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            while client.poll() is None and daemon.alive() and daemon.cpu_seconds() < before + 0.1:
-                time.sleep(0.002)
-            self.assertIsNone(client.poll(), 'it was over before')
-            during(daemon)
+            if during:
+                while client.poll() is None and daemon.cpu_seconds() < before + 0.1:
+                    time.sleep(0.002)
+                self.assertIsNone(client.poll(), 'it was over before')
+                during(daemon)
             _, text = client.communicate(timeout=60)
             return client.returncode, text
 
