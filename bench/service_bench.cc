@@ -217,6 +217,7 @@ void AddGrowth(const Servers& servers, int threads, std::vector<Cell>& cells) {
 // callers read them.
 void AddStreamedCall(const Servers& servers, int64_t rows, int threads, std::vector<Cell>& cells) {
   Cell cell = NormCell("streamed_call", "one message", rows, threads, 1.1);
+  if (rows * kRowBytes < RemoteEngineOptions().stream_from_bytes) cell.goal.reset();  // no stream, but for this
   cell.prepare = [&servers, rows](const Arena& arena) {
     const auto streamed = std::make_shared<RemoteNorm>(arena, servers, true, rows, Sent::kStreamed);
     const auto whole = std::make_shared<RemoteNorm>(arena, servers, true, rows);
