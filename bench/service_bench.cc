@@ -117,10 +117,15 @@ class Servers {
   std::unique_ptr<Server> server_;
 };
 
+// How a call goes: in one message whatever its size, or as a stream of its rows.
+enum class Sent : uint8_t { kWhole, kStreamed };
+
 // A remote Normalize of so many rows.
 struct RemoteNorm {
-  RemoteNorm(const Arena& arena, const Servers& servers, bool tcp, int64_t rows)
-      : norm(NormOf(arena, NormKind::kRmsNorm, DType::kFloat32, rows)), engine({.target = servers.Target(tcp)}) {
+  RemoteNorm(const Arena& arena, const Servers& servers, bool tcp, int64_t rows, Sent sent = Sent::kWhole)
+      : norm(NormOf(arena, NormKind::kRmsNorm, DType::kFloat32, rows)),
+        engine({.target = servers.Target(tcp),
+                .stream_from_bytes = sent == Sent::kWhole ? std::numeric_limits<int64_t>::max() : 0}) {
     norm->inputs.gamma.reset();  // so that as many bytes go out as come back
   }
 
@@ -210,6 +215,75 @@ void AddGrowth(const Servers& servers, int threads, std::vector<Cell>& cells) {
       for (int i = 0; i < kCalls; ++i) small->Run();
     };
     work.baseline_error = [small] { return NormError(*small->norm); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// A call of so many rows as a stream of them, beside the same in one message. Both answers are read in one piece, as
+// callers read them.
+void AddStreamedCall(const Servers& servers, int64_t rows, int threads, std::vector<Cell>& cells) {
+  Cell cell = NormCell("streamed_call", "one message", rows, threads, 1.1);
+  if (rows * kRowBytes < RemoteEngineOptions().stream_from_bytes) cell.goal.reset();  // no stream, but for this
+  cell.prepare = [&servers, rows](const Arena& arena) {
+    const auto streamed = std::make_shared<RemoteNorm>(arena, servers, true, rows, Sent::kStreamed);
+    const auto whole = std::make_shared<RemoteNorm>(arena, servers, true, rows);
+    Work work = NormWork(streamed->norm, [streamed] {
+      streamed->Run();
+      streamed->norm->output.data();
+    });
+    work.baseline = [whole] {
+      whole->Run();
+      whole->norm->output.data();
+    };
+    work.baseline_error = [whole] { return NormError(*whole->norm); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// Sends the rows of `remote` `times` over in messages of `chunk_rows`; gives the answers to the last `rows` of them.
+std::vector<Tensor> StreamRows(RemoteNorm& remote, int times, int64_t chunk_rows) {
+  const Tensor& input = remote.norm->inputs.input;
+  const int64_t chunks = input.dim(0) / chunk_rows;
+  NormalizeCall call;
+  call.spec = remote.norm->spec;
+  call.inputs.input = input.Rows(0, 0);
+  const auto stream = remote.engine.StreamNormalize(call);
+  std::vector<Tensor> answers(chunks);
+  for (int64_t sent = 0, got = -1; got < times * chunks; ++got) {  // the call itself is the first to be answered
+    for (; sent < times * chunks && sent - got < kMostUnanswered; ++sent) {
+      if (!stream->Write({.input = input.Rows(sent % chunks * chunk_rows, chunk_rows)})) break;
+    }
+    auto answer = stream->Read();
+    if (!answer.ok()) Fail(answer.status());
+    if (got >= 0) answers[got % chunks] = (*answer)->outputs.output;
+  }
+  if (auto status = stream->Finish(); !status.ok()) Fail(status);
+  return answers;
+}
+
+// 256 MiB of rows as one stream, beside four calls of 64 MiB.
+void AddStream(const Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr int kCalls = 4;
+  static constexpr int64_t kRows = 64 * kMiB / kRowBytes, kChunkRows = kMostRowBytes / kRowBytes;
+  Cell cell = NormCell("stream", "calls of 64 MiB", kCalls * kRows, threads, 1.0);
+  cell.prepare = [&servers](const Arena& arena) {
+    const auto remote = std::make_shared<RemoteNorm>(arena, servers, true, kRows);
+    const auto answers = std::make_shared<std::vector<Tensor>>();
+    Work work = NormWork(remote->norm, [remote, answers] { *answers = StreamRows(*remote, kCalls, kChunkRows); });
+    work.bytes *= kCalls;
+    work.baseline = [remote] {
+      for (int i = 0; i < kCalls; ++i) remote->Run();
+    };
+    work.baseline_error = [remote] { return NormError(*remote->norm); };
+    work.error = [remote, answers] {
+      for (size_t i = 0; i < answers->size(); ++i) {
+        const Tensor whole = remote->norm->output.Rows(static_cast<int64_t>(i) * kChunkRows, kChunkRows);
+        if (!SameBits((*answers)[i], whole)) return ErrorOf(false);
+      }
+      return NormError(*remote->norm);
+    };
     return work;
   };
   cells.push_back(std::move(cell));
@@ -396,6 +470,8 @@ int Main(RunOptions& options, int threads) {
   AddOverProtobuf(servers, 64 * kMiB / kRowBytes, threads, cells);
   AddGrowth(servers, threads, cells);
   AddConcurrentRows(servers, threads, cells);
+  for (const int64_t mib : {4, 16, 64}) AddStreamedCall(servers, mib * kMiB / kRowBytes, threads, cells);
+  AddStream(servers, threads, cells);
   AddFeedForward(servers, threads, cells);
   AddOverload(servers, threads, cells);
   return RunCells(options, Chosen(options, std::move(cells)), DescribeMachine());

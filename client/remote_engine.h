@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "client/row_stream.h"
 #include "lib/engine/layer_engine.h"
 
 namespace layerd {
@@ -21,13 +22,21 @@ struct RemoteEngineOptions {
   std::string target = "127.0.0.1:50051";  // HOST:PORT, or unix:PATH
   // Largest answer that is taken; gRPC's own default of 4 MiB is too small for tensors.
   int64_t max_answer_bytes = int64_t{2047} << 20;
+  // A call with so many bytes of rows (input, residual, gate) or more is sent as a stream, in messages of about
+  // stream_chunk_bytes, 4 MiB at most.
+  int64_t stream_from_bytes = int64_t{16} << 20;
+  int64_t stream_chunk_bytes = int64_t{1} << 20;
 };
 
-// The call's tensors are sent from where they are; the answer's stay where gRPC put them (scattered, see Tensor). Errors of the server come back as it made them,
-// with details; UNAVAILABLE without a reason (lib/base/errors.h) means that it could not be reached.
+// The call's tensors are sent from where they are; the answer's stay where gRPC put them (scattered, see Tensor). A
+// call with many rows goes as a stream of them, whatever the server's --max_message_mib is, and its answer, the same to
+// the bit, is put together in memory of its own. So does a call that the server finds too large for a message, where
+// rows make it so. Errors of the server come back as it made them, with details; UNAVAILABLE without a reason
+// (lib/base/errors.h) means that it could not be reached.
 //
 // The connection is made by the first call, and again after it broke; no proxy is used. A deadline is the call's own:
-// left infinite, a call waits for as long as the server takes. Cancellation is looked at before a call is sent.
+// left infinite, a call waits for as long as the server takes. Cancellation is looked at before a call is sent, and
+// between the messages of a stream.
 //
 // Threads: any. The destructor waits for the calls under way.
 class RemoteEngine : public LayerEngine {
@@ -37,6 +46,11 @@ class RemoteEngine : public LayerEngine {
 
   void Normalize(NormalizeCall call, NormalizeDone done) override;
   void FeedForward(FeedForwardCall call, FeedForwardDone done) override;
+
+  // Begins a stream on the same connection, for more rows than fit into memory: client/row_stream.h. It may outlive the
+  // engine.
+  std::unique_ptr<NormalizeStream> StreamNormalize(const NormalizeCall& call);
+  std::unique_ptr<FeedForwardStream> StreamFeedForward(const FeedForwardCall& call);
 
   // Asks the server's health service. OK when it is serving; UNAVAILABLE, with reason NOT_SERVING, when it says that it
   // is not; NOT_FOUND for a service it does not know. `service` empty: the whole server.
