@@ -19,11 +19,14 @@
 #include "bench/echo_server.h"
 #include "bench/feed_forward_layer.h"
 #include "bench/norm_layer.h"
+#include "bench/overload.h"
 #include "bench/run_cells.h"
 #include "client/remote_engine.h"
 #include "client/shared_memory.h"
+#include "lib/base/byte_budget.h"
 #include "lib/base/parallel.h"
 #include "lib/base/shared_regions.h"
+#include "lib/engine/admission_engine.h"
 #include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
@@ -82,7 +85,9 @@ class Servers {
   Servers(const Folder& folder, int threads)
       : engine_({.threads = threads, .max_answer_bytes = 1024 * kMiB, .at_once_work = kAtOnceWork}),
         batching_({.workers = threads, .sizes = {.limits = {.max_answer_bytes = 1024 * kMiB}}}, engine_),
-        resident_(layer_, batching_),
+        admission_({.workers = threads, .limits = {.max_answer_bytes = 1024 * kMiB}},
+                   std::make_shared<ByteBudget>(4096 * kMiB, 0, "answers"), batching_),
+        resident_(layer_, admission_),
         echo_(folder.Path("echo.sock")) {
     auto layers = ResidentLayers::Open({});
     if (!layers.ok()) Fail(layers.status());
@@ -94,6 +99,7 @@ class Servers {
     regions_ = *std::move(regions);
     options.shared_memory = regions_.get();
     options.layer_service.max_message_bytes = 1024 * kMiB;
+    options.admission.message_bytes = 4096 * kMiB;
     options.layer_service.decoding_threads = threads;
     auto server = Server::Start(options, resident_, layers_->registry());
     if (!server.ok()) Fail(server.status());
@@ -114,16 +120,22 @@ class Servers {
   OneLayer layer_;
   CpuEngine engine_;
   BatchingEngine batching_;
+  AdmissionEngine admission_;
   ResidentEngine resident_;
   EchoServer echo_;
   std::unique_ptr<ResidentLayers> layers_;
   std::unique_ptr<Server> server_;
 };
 
+// How a call goes: in one message whatever its size, or as a stream of its rows.
+enum class Sent : uint8_t { kWhole, kStreamed };
+
 // A remote Normalize of so many rows.
 struct RemoteNorm {
-  RemoteNorm(const Arena& arena, const Servers& servers, bool tcp, int64_t rows)
-      : norm(NormOf(arena, NormKind::kRmsNorm, DType::kFloat32, rows)), engine({.target = servers.Target(tcp)}) {
+  RemoteNorm(const Arena& arena, const Servers& servers, bool tcp, int64_t rows, Sent sent = Sent::kWhole)
+      : norm(NormOf(arena, NormKind::kRmsNorm, DType::kFloat32, rows)),
+        engine({.target = servers.Target(tcp),
+                .stream_from_bytes = sent == Sent::kWhole ? std::numeric_limits<int64_t>::max() : 0}) {
     norm->inputs.gamma.reset();  // so that as many bytes go out as come back
   }
 
@@ -252,6 +264,75 @@ void AddGrowth(const Servers& servers, int threads, std::vector<Cell>& cells) {
   cells.push_back(std::move(cell));
 }
 
+// A call of so many rows as a stream of them, beside the same in one message. Both answers are read in one piece, as
+// callers read them.
+void AddStreamedCall(const Servers& servers, int64_t rows, int threads, std::vector<Cell>& cells) {
+  Cell cell = NormCell("streamed_call", "one message", rows, threads, 1.1);
+  if (rows * kRowBytes < RemoteEngineOptions().stream_from_bytes) cell.goal.reset();  // no stream, but for this
+  cell.prepare = [&servers, rows](const Arena& arena) {
+    const auto streamed = std::make_shared<RemoteNorm>(arena, servers, true, rows, Sent::kStreamed);
+    const auto whole = std::make_shared<RemoteNorm>(arena, servers, true, rows);
+    Work work = NormWork(streamed->norm, [streamed] {
+      streamed->Run();
+      streamed->norm->output.data();
+    });
+    work.baseline = [whole] {
+      whole->Run();
+      whole->norm->output.data();
+    };
+    work.baseline_error = [whole] { return NormError(*whole->norm); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// Sends the rows of `remote` `times` over in messages of `chunk_rows`; gives the answers to the last `rows` of them.
+std::vector<Tensor> StreamRows(RemoteNorm& remote, int times, int64_t chunk_rows) {
+  const Tensor& input = remote.norm->inputs.input;
+  const int64_t chunks = input.dim(0) / chunk_rows;
+  NormalizeCall call;
+  call.spec = remote.norm->spec;
+  call.inputs.input = input.Rows(0, 0);
+  const auto stream = remote.engine.StreamNormalize(call);
+  std::vector<Tensor> answers(chunks);
+  for (int64_t sent = 0, got = -1; got < times * chunks; ++got) {  // the call itself is the first to be answered
+    for (; sent < times * chunks && sent - got < kMostUnanswered; ++sent) {
+      if (!stream->Write({.input = input.Rows(sent % chunks * chunk_rows, chunk_rows)})) break;
+    }
+    auto answer = stream->Read();
+    if (!answer.ok()) Fail(answer.status());
+    if (got >= 0) answers[got % chunks] = (*answer)->outputs.output;
+  }
+  if (auto status = stream->Finish(); !status.ok()) Fail(status);
+  return answers;
+}
+
+// 256 MiB of rows as one stream, beside four calls of 64 MiB.
+void AddStream(const Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr int kCalls = 4;
+  static constexpr int64_t kRows = 64 * kMiB / kRowBytes, kChunkRows = kMostRowBytes / kRowBytes;
+  Cell cell = NormCell("stream", "calls of 64 MiB", kCalls * kRows, threads, 1.0);
+  cell.prepare = [&servers](const Arena& arena) {
+    const auto remote = std::make_shared<RemoteNorm>(arena, servers, true, kRows);
+    const auto answers = std::make_shared<std::vector<Tensor>>();
+    Work work = NormWork(remote->norm, [remote, answers] { *answers = StreamRows(*remote, kCalls, kChunkRows); });
+    work.bytes *= kCalls;
+    work.baseline = [remote] {
+      for (int i = 0; i < kCalls; ++i) remote->Run();
+    };
+    work.baseline_error = [remote] { return NormError(*remote->norm); };
+    work.error = [remote, answers] {
+      for (size_t i = 0; i < answers->size(); ++i) {
+        const Tensor whole = remote->norm->output.Rows(static_cast<int64_t>(i) * kChunkRows, kChunkRows);
+        if (!SameBits((*answers)[i], whole)) return ErrorOf(false);
+      }
+      return NormError(*remote->norm);
+    };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
 // Callers of one row each of a resident layer, who ask again as soon as they are answered.
 class Callers {
  public:
@@ -340,6 +421,86 @@ void AddFeedForward(Servers& servers, int threads, std::vector<Cell>& cells) {
   }
 }
 
+// Callers of one row at the same time beside as many of an echo.
+void AddConcurrentRows(const Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr int kCallers = 64, kCallsOfEach = 16;
+  Cell cell = NormCell("callers_64", "64 of an echo", 1, threads, 1 / 0.8);
+  cell.prepare = [&servers](const Arena& arena) {
+    const auto remote = std::make_shared<RemoteNorm>(arena, servers, true, 1);
+    const auto client = std::make_shared<EchoClient>(servers.EchoTarget(true));
+    const grpc::Slice slice(SomeBytes(*remote));
+    const auto bytes = std::make_shared<grpc::ByteBuffer>(&slice, 1);
+    const auto together = [](const std::function<void()>& call) {
+      std::vector<std::thread> callers;
+      for (int i = 0; i < kCallers; ++i) {
+        callers.emplace_back([&call] {
+          for (int n = 0; n < kCallsOfEach; ++n) call();
+        });
+      }
+      for (std::thread& caller : callers) caller.join();
+    };
+    Work work = NormWork(remote->norm, [remote, together] {
+      together([&remote] {
+        NormalizeCall call;
+        call.spec = remote->norm->spec;
+        call.inputs = remote->norm->inputs;
+        if (const auto result = Normalize(remote->engine, std::move(call)); !result.ok()) Fail(result.status());
+      });
+      remote->Run();
+    });
+    work.baseline = [client, bytes, together] { together([&] { client->EchoBytes(*bytes); }); };
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
+// Ten times as many calls as can be served, with a deadline, beside callers who just keep the server busy: the time to the
+// same number of answers. Wrong where an accepted call is late, or 1 in 100 refusals takes more than 10 ms.
+void AddOverload(Servers& servers, int threads, std::vector<Cell>& cells) {
+  constexpr FeedForwardShape kShape = {4096, 11008};
+  constexpr int64_t kRows = 64, kAnswers = 240;
+  constexpr int kCallers = 8;
+  constexpr double kTimes = 10;
+  Cell cell{.name = {"feed_forward", "overload", "bfloat16", kShape.dim, kShape.hidden_dim, kRows, threads},
+            .bound = Bound::kBaseline,
+            .baseline = "8 callers",
+            .goal = 1 / 0.9,
+            .pinned = false};
+  cell.prepare = [&servers, kShape](const Arena& arena) {
+    const auto layer = LayerOf(arena, kShape, DType::kBFloat16);
+    const PackedFeedForward& packed = PackedOf(arena, *layer);
+    servers.layer().Set({layer, &packed}, kShape.dim);
+    FeedForwardCall call;
+    call.layer = "models/bench/layers/mlp";
+    call.input = RowsOf(layer->input, 0, kRows);
+    const auto overload = std::make_shared<Overload>(servers.Target(true), call);
+    const auto rate = std::make_shared<double>(0);  // of answers, as measured last
+    Work work;
+    work.baseline = [overload, rate] {
+      const absl::Time begun = absl::Now();
+      overload->Closed(kCallers, kAnswers);
+      *rate = kAnswers / absl::ToDoubleSeconds(absl::Now() - begun);
+    };
+    work.run = [overload, rate, baseline = work.baseline] {
+      if (*rate == 0) baseline();
+      overload->Open(kTimes * *rate, absl::Seconds(1), kAnswers);
+    };
+    work.error = [&arena, layer, overload] {
+      const OverloadCounts counts = overload->counts();
+      std::printf(
+          "overload: %ld answered (p99 %.0f ms), %ld late, %ld refused (p99 %.1f ms), memory grew by %.0f MiB\n",
+          counts.answered, counts.answered_p99_seconds * 1e3, counts.late, counts.refused,
+          counts.refused_p99_seconds * 1e3, counts.peak_resident_growth_bytes / kMiB);
+      const bool kept = counts.late == 0 && counts.refused > 0 && counts.refused_p99_seconds <= 0.010;
+      return kept ? FeedForwardError(arena, *layer, overload->answer()) : ErrorOf(false);
+    };
+    work.flops = FeedForwardFlops(layer->spec, {kRows, kShape.dim, kShape.hidden_dim, kShape.dim}) * kAnswers;
+    work.bytes = WeightBytes(*layer);
+    return work;
+  };
+  cells.push_back(std::move(cell));
+}
+
 int Main(RunOptions& options, int threads) {
   if (const auto matmul = InitMatMul(true); !matmul.ok()) Fail(matmul.status());
   const Folder folder;
@@ -353,7 +514,11 @@ int Main(RunOptions& options, int threads) {
   AddOverProtobuf(servers, 64 * kMiB / kRowBytes, threads, cells);
   AddOverInProcess(servers, 64 * kMiB / kRowBytes, threads, cells);
   AddGrowth(servers, threads, cells);
+  AddConcurrentRows(servers, threads, cells);
+  for (const int64_t mib : {4, 16, 64}) AddStreamedCall(servers, mib * kMiB / kRowBytes, threads, cells);
+  AddStream(servers, threads, cells);
   AddFeedForward(servers, threads, cells);
+  AddOverload(servers, threads, cells);
   return RunCells(options, Chosen(options, std::move(cells)), DescribeMachine());
 }
 

@@ -4,15 +4,21 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
+#include "client/streamed_call.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "layerd/v1/layer_service.pb.h"
 #include "lib/base/errors.h"
@@ -29,9 +35,25 @@ absl::Status MalformedAnswer(std::string_view what) {
   return WithDetails(absl::StatusCode::kInternal, absl::StrCat("the server's answer ", std::string(what)), details);
 }
 
+namespace {
+
+// No server refuses so few bytes of rows for their size.
+constexpr int64_t kLeastRefusedBytes = 65536;
+
+// Whether a server has refused request or answer for its size, in its own words or in gRPC's.
+bool IsTooLarge(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kResourceExhausted) return false;
+  const std::string reason = DetailsOf(status).reason;
+  return reason.empty() || reason == "MESSAGE_TOO_LARGE" || reason == "ANSWER_TOO_LARGE";
+}
+
+}  // namespace
+
 struct RemoteEngine::Impl {
   explicit Impl(const RemoteEngineOptions& options)
-      : channel(Connect(options.target, options.max_answer_bytes)),
+      : stream_from_bytes(options.stream_from_bytes),
+        stream_chunk_bytes(options.stream_chunk_bytes),
+        channel(Connect(options.target, options.max_answer_bytes)),
         shared_memory(options.shared_memory),
         layers(channel),
         health(grpc::health::v1::Health::NewStub(channel)) {}
@@ -120,6 +142,59 @@ struct RemoteEngine::Impl {
     return absl::OkStatus();
   }
 
+  // Whether the server has memory of the call's rows, or of its output.
+  bool IsShared(const NormalizeCall& call) const { return IsShared(call.inputs.input, call.output_memory); }
+  bool IsShared(const FeedForwardCall& call) const { return IsShared(call.input, call.output_memory); }
+  bool IsShared(const Tensor& input, const std::optional<MemoryPlace>& output) const {
+    return std::any_of(shared_memory.begin(), shared_memory.end(), [&](const auto& memory) {
+      const absl::Span<const std::byte> all = memory->memory();
+      const auto in = [&](const std::byte* data) {
+        return std::less_equal<>()(all.data(), data) && std::less<>()(data, all.data() + all.size());
+      };
+      return (output && in(output->data.get())) || (!input.is_scattered() && in(input.data()));
+    });
+  }
+
+  // The same by a stream of its rows, on a thread of the call's own.
+  template <typename Call, typename Done>
+  void Stream(Call call, Done done) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      ++under_way;
+    }
+    const auto work =
+        std::make_shared<absl::AnyInvocable<void()>>([this, sent = std::move(call), done = std::move(done)]() mutable {
+          auto result = CallByStream(channel, sent, stream_chunk_bytes);
+          if (result.ok() && sent.output_memory) {
+            if (auto status = PutOutput(sent, result->outputs.output); !status.ok()) result = std::move(status);
+          }
+          sent = Call();
+          done(std::move(result));
+          std::lock_guard<std::mutex> lock(mutex);
+          if (--under_way == 0) idle.notify_all();
+        });
+    try {
+      std::thread([work] { (*work)(); }).detach();
+    } catch (const std::system_error&) {
+      (*work)();  // without a thread the caller waits
+    }
+  }
+
+  // Sends `call` whichever way suits its size; by a stream, too, where one message turns out to be too large.
+  template <typename Request, typename Response, typename Result, typename Call, typename Done>
+  void Ask(Call call, const char* method, Done done) {
+    const int64_t bytes = IsShared(call) ? 0 : DivisibleBytes(call);
+    if (bytes > 0 && bytes >= stream_from_bytes) return Stream(std::move(call), std::move(done));
+    if (bytes < kLeastRefusedBytes) return Send<Request, Response, Result>(call, method, std::move(done));
+    Done streams_what_is_too_large = [this, call, done = std::move(done)](absl::StatusOr<Result> result) mutable {
+      if (!IsTooLarge(result.status())) return done(std::move(result));
+      Stream(std::move(call), std::move(done));
+    };
+    Send<Request, Response, Result>(call, method, std::move(streams_what_is_too_large));
+  }
+
+  const int64_t stream_from_bytes;
+  const int64_t stream_chunk_bytes;
   std::shared_ptr<grpc::Channel> channel;
   const std::vector<std::shared_ptr<const SharedMemory>> shared_memory;
   grpc::GenericStub layers;
@@ -138,13 +213,21 @@ RemoteEngine::~RemoteEngine() {
 }
 
 void RemoteEngine::Normalize(NormalizeCall call, NormalizeDone done) {
-  impl_->Send<v1::NormalizeRequest, v1::NormalizeResponse, NormalizeResult>(
+  impl_->Ask<v1::NormalizeRequest, v1::NormalizeResponse, NormalizeResult>(
       std::move(call), "/layerd.v1.LayerService/Normalize", std::move(done));
 }
 
 void RemoteEngine::FeedForward(FeedForwardCall call, FeedForwardDone done) {
-  impl_->Send<v1::FeedForwardRequest, v1::FeedForwardResponse, FeedForwardResult>(
+  impl_->Ask<v1::FeedForwardRequest, v1::FeedForwardResponse, FeedForwardResult>(
       std::move(call), "/layerd.v1.LayerService/FeedForward", std::move(done));
+}
+
+std::unique_ptr<NormalizeStream> RemoteEngine::StreamNormalize(const NormalizeCall& call) {
+  return std::make_unique<NormalizeStream>(impl_->channel, call);
+}
+
+std::unique_ptr<FeedForwardStream> RemoteEngine::StreamFeedForward(const FeedForwardCall& call) {
+  return std::make_unique<FeedForwardStream>(impl_->channel, call);
 }
 
 absl::Status RemoteEngine::CheckHealth(const std::string& service, absl::Duration timeout) {

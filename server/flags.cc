@@ -27,8 +27,12 @@ ABSL_FLAG(
     "Largest request and largest answer, in MiB, 1 to 1023. Clients have a limit of their own, 4 MiB by default.");
 ABSL_FLAG(
     int, message_memory_mib, 0,
-    "Memory for requests, in MiB, 1 to 1000000: so much may be arriving at once, and so much may wait or be computed; "
-    "calls beyond it are refused. 0: an eighth of the memory that this process may use.");
+    "Memory for requests that arrive, wait or are computed, in MiB, 1 to 1000000, and as much again for answers; calls "
+    "beyond it wait, and when --queue_calls do they are refused. 0: an eighth of the memory that this process may "
+    "use.");
+ABSL_FLAG(double, stall_s, 60.0,
+          "Seconds for which a caller may keep memory that others wait for, without sending its request or taking its "
+          "answer, 0.1 to 86400.");
 ABSL_FLAG(int, threads, 0, "Computing threads, 1 to 1024; 0: as many as the CPUs this process may use.");
 ABSL_FLAG(
     std::string, simd, "auto",
@@ -71,10 +75,10 @@ namespace layerd {
 namespace {
 
 constexpr std::string_view kFlagNames[] = {
-    "grpc_listen", "port_file",        "grace_s",         "max_message_mib", "message_memory_mib", "threads",
-    "simd",        "queue_calls",      "batch_rows",      "batch_delay_us",  "max_verify_flops",   "log_level",
-    "models",      "layer_store",      "layer_store_mib", "upload_idle_s",   "layer_memory_mib",   "preload",
-    "pin",         "shared_memory_dir"};
+    "grpc_listen", "port_file", "grace_s",          "max_message_mib", "message_memory_mib", "stall_s",
+    "threads",     "simd",      "queue_calls",      "batch_rows",      "batch_delay_us",     "max_verify_flops",
+    "log_level",   "models",    "layer_store",      "layer_store_mib", "upload_idle_s",      "layer_memory_mib",
+    "preload",     "pin",       "shared_memory_dir"};
 
 absl::Status OutOfRange(std::string_view flag, std::string_view expected, std::string_view got) {
   return absl::InvalidArgumentError(
@@ -172,6 +176,7 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   const int64_t layer_store_mib = absl::GetFlag(FLAGS_layer_store_mib);
   const int64_t layer_memory_mib = absl::GetFlag(FLAGS_layer_memory_mib);
   const double upload_idle_s = absl::GetFlag(FLAGS_upload_idle_s);
+  const double stall_s = absl::GetFlag(FLAGS_stall_s);
   const double grace_s = absl::GetFlag(FLAGS_grace_s);
   const double max_verify_flops = absl::GetFlag(FLAGS_max_verify_flops);
   // 1023 MiB, so that twice the limit still is a legal message size (see server.cc).
@@ -180,7 +185,7 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
         CheckRange("message_memory_mib", message_memory_mib, 0, 1000000), CheckRange("threads", threads, 0, 1024),
         CheckRange("queue_calls", queue_calls, 1, 1000000), CheckRange("batch_rows", batch_rows, 1, 1000000),
         CheckRange("batch_delay_us", batch_delay_us, 0, 1000000), CheckRange("grace_s", grace_s, 0.0, 3600.0),
-        CheckRange("max_verify_flops", max_verify_flops, 0.0, 1e18),
+        CheckRange("max_verify_flops", max_verify_flops, 0.0, 1e18), CheckRange("stall_s", stall_s, 0.1, 86400.0),
         CheckRange("upload_idle_s", upload_idle_s, 0.1, 86400.0),
         CheckRange("layer_store_mib", layer_store_mib, int64_t{1}, int64_t{1000000000}),
         layer_memory_mib == 0 ? absl::OkStatus()
@@ -203,12 +208,14 @@ absl::StatusOr<Config> ParseFlags(int argc, char** argv) {
   config.queue_calls = queue_calls;
   config.batch_rows = batch_rows;
   config.batch_delay = absl::Microseconds(batch_delay_us);
-  // An eighth, because a request's memory is had about four times over: as it arrives, decoded, as its answer, and as the
-  // answer's message.
   const int64_t message_memory =
-      message_memory_mib == 0 ? AvailableMemoryBytes() / 8 : static_cast<int64_t>(message_memory_mib) << 20;
-  config.server.grpc_memory_bytes = message_memory;
-  config.server.max_bytes_in_flight = message_memory;
+      message_memory_mib == 0 ? AvailableMemoryBytes() / 4 : static_cast<int64_t>(message_memory_mib) << 20;
+  // Half for requests; at least so much that small ones can be computed while one of the largest size is received.
+  config.server.admission.message_bytes =
+      std::max(message_memory / 2, config.server.layer_service.max_message_bytes / 4 * 5);
+  config.answer_bytes = message_memory / 2;
+  config.server.admission.queue_calls = queue_calls;
+  config.server.admission.stall = absl::Seconds(stall_s);
   config.server.layer_service.queue_calls = queue_calls;
   config.server.layer_service.decoding_threads = config.threads;
   config.server.layer_registry.max_message_bytes = config.server.layer_service.max_message_bytes;

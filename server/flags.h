@@ -21,6 +21,7 @@ struct Config {
   absl::Duration grace;
   int threads;
   int queue_calls;
+  int64_t answer_bytes;
   int batch_rows;
   absl::Duration batch_delay;
   double max_verify_flops;

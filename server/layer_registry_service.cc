@@ -85,8 +85,8 @@ template <typename Request, typename Handle>
 grpc::ServerUnaryReactor* LayerRegistryService::Serve(grpc::CallbackServerContext* context,
                                                       const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
                                                       Handle handle) {
-  const absl::Status entered = gate_.Enter(0);
-  auto* reactor = new UnaryReactor(entered.ok() ? absl::AnyInvocable<void()>([this] { gate_.Leave(0); }) : nullptr);
+  const absl::Status entered = gate_.Enter();
+  auto* reactor = new UnaryReactor(entered.ok() ? absl::AnyInvocable<void()>([this] { gate_.Leave(); }) : nullptr);
   absl::Status status = entered;
   if (status.ok()) {
     auto* bytes = const_cast<grpc::ByteBuffer*>(request);
@@ -154,7 +154,7 @@ class LayerRegistryService::Upload final : public grpc::ServerReadReactor<grpc::
  public:
   Upload(LayerRegistryService& service, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
       : service_(service), context_(context), response_(response) {
-    absl::Status status = entered_ = service_.gate_.Enter(0);
+    absl::Status status = entered_ = service_.gate_.Enter();
     {
       std::lock_guard<std::mutex> lock(service_.mutex_);
       service_.uploads_.insert(this);
@@ -196,7 +196,7 @@ class LayerRegistryService::Upload final : public grpc::ServerReadReactor<grpc::
   }
 
   void OnDone() override {
-    if (entered_.ok()) service_.gate_.Leave(0);
+    if (entered_.ok()) service_.gate_.Leave();
     {
       std::lock_guard<std::mutex> lock(service_.mutex_);
       service_.uploads_.erase(this);
@@ -290,7 +290,7 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
  public:
   Download(LayerRegistryService& service, grpc::CallbackServerContext* context, const grpc::ByteBuffer* request)
       : service_(service), context_(context) {
-    entered_ = service_.gate_.Enter(0);
+    entered_ = service_.gate_.Enter();
     if (!entered_.ok()) {
       FinishWith(*this, *context_, entered_);
       return;
@@ -323,7 +323,7 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
   }
 
   void OnDone() override {
-    if (entered_.ok()) service_.gate_.Leave(0);
+    if (entered_.ok()) service_.gate_.Leave();
     delete this;
   }
 

@@ -2,13 +2,15 @@
 #ifndef LAYERD_SERVER_LAYER_SERVICE_H_
 #define LAYERD_SERVER_LAYER_SERVICE_H_
 
+#include <grpcpp/generic/async_generic_service.h>
+
 #include <cstdint>
 
 #include "layerd/v1/layer_service.grpc.pb.h"
 #include "lib/base/shared_regions.h"
 #include "lib/base/worker_pool.h"
 #include "lib/engine/layer_engine.h"
-#include "server/call_gate.h"
+#include "server/admission.h"
 #include "server/row_stream.h"
 
 namespace layerd {
@@ -22,29 +24,38 @@ struct LayerServiceOptions {
 // Requests are taken as bytes (see wire/message_codec.h), and decoded on gRPC's thread. Where that takes long, as for gzip,
 // it is done on a thread of this service, so that gRPC's go on serving others.
 //
-// Threads: as gRPC calls it. Engine and gate must outlive it.
+// The unary methods are left to LayerCallService: gRPC would receive their messages whole before anybody could refuse them.
+//
+// Threads: as gRPC calls it. Engine and admission must outlive it.
 class LayerService final
-    : public v1::LayerService::WithRawCallbackMethod_Normalize<
-          v1::LayerService::WithRawCallbackMethod_FeedForward<v1::LayerService::WithRawCallbackMethod_StreamNormalize<
+    : public v1::LayerService::WithGenericMethod_Normalize<
+          v1::LayerService::WithGenericMethod_FeedForward<v1::LayerService::WithRawCallbackMethod_StreamNormalize<
               v1::LayerService::WithRawCallbackMethod_StreamFeedForward<v1::LayerService::Service>>>> {
  public:
-  // `regions`: memory that calls may refer to, which must outlive it too; null: none.
-  LayerService(LayerEngine& engine, CallGate& gate, const SharedRegions* regions, const LayerServiceOptions& options);
+  LayerService(LayerEngine& engine, Admission& admission, const LayerServiceOptions& options)
+      : engine_(engine), admission_(admission), options_(options) {}
 
-  grpc::ServerUnaryReactor* Normalize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                      grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* FeedForward(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                        grpc::ByteBuffer* response) override;
   RowStreamReactor* StreamNormalize(grpc::CallbackServerContext* context) override;
   RowStreamReactor* StreamFeedForward(grpc::CallbackServerContext* context) override;
 
  private:
-  template <typename Request, typename Response, typename Result>
-  grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response);
-
   LayerEngine& engine_;
-  CallGate& gate_;
+  Admission& admission_;
+  const LayerServiceOptions options_;
+};
+
+// LayerService's unary methods. gRPC brings all calls here whose method nobody else has: the others are UNIMPLEMENTED.
+class LayerCallService final : public grpc::CallbackGenericService {
+ public:
+  // `regions`: memory that calls may refer to, which must outlive it too; null: none.
+  LayerCallService(LayerEngine& engine, Admission& admission, const SharedRegions* regions,
+                   const LayerServiceOptions& options);
+
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override;
+
+ private:
+  LayerEngine& engine_;
+  Admission& admission_;
   const SharedRegions* const regions_;
   const LayerServiceOptions options_;
   WorkerPool decoders_;  // last: its jobs use the rest

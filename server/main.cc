@@ -18,8 +18,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "lib/base/byte_budget.h"
 #include "lib/base/parallel.h"
 #include "lib/base/shared_regions.h"
+#include "lib/engine/admission_engine.h"
 #include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
@@ -156,9 +158,12 @@ int Run(int argc, char** argv) {
   BatchingEngine batching(batching_options, *engine);
   auto layers = ResidentLayers::Open(config->layers);
   if (!layers.ok()) return Fail(layers.status().message());
-  ResidentEngine resident((*layers)->source(), batching);
-  std::unique_ptr<SharedRegions> shared_memory;
+  const auto answers = std::make_shared<ByteBudget>(config->answer_bytes, 0, "--message_memory_mib");
+  AdmissionEngine admission({engine->workers(), batching_options.sizes.limits}, answers, batching);
+  ResidentEngine resident((*layers)->source(), admission);
   ServerOptions server_options = config->server;
+  server_options.admission.answers = answers;
+  std::unique_ptr<SharedRegions> shared_memory;
   if (!config->shared_memory_dir.empty()) {
     auto opened = SharedRegions::Open(config->shared_memory_dir);
     if (!opened.ok()) return Fail(absl::StrCat("--shared_memory_dir: ", opened.status().message()));

@@ -1,19 +1,21 @@
 #include "server/row_stream.h"
 
+#include <grpcpp/alarm.h>
 #include <grpcpp/server_context.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "layerd/v1/layer_service.pb.h"
 #include "lib/base/errors.h"
+#include "server/layer_call.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
 #include "wire/normalize_codec.h"
@@ -23,50 +25,61 @@
 namespace layerd {
 namespace {
 
-struct NormalizeKind {
-  using Request = v1::StreamNormalizeRequest;
-  using Response = v1::NormalizeResponse;
-  using Call = NormalizeCall;
-  using Result = NormalizeResult;
-  static void Ask(LayerEngine& engine, NormalizeCall call, NormalizeDone done) {
-    engine.Normalize(std::move(call), std::move(done));
-  }
-};
-
-struct FeedForwardKind {
-  using Request = v1::StreamFeedForwardRequest;
-  using Response = v1::FeedForwardResponse;
-  using Call = FeedForwardCall;
-  using Result = FeedForwardResult;
-  static void Ask(LayerEngine& engine, FeedForwardCall call, FeedForwardDone done) {
-    engine.FeedForward(std::move(call), std::move(done));
-  }
-};
-
 absl::Status LayerChanged() {
   ErrorDetails details;
   details.reason = "LAYER_CHANGED";
   return WithDetails(absl::StatusCode::kAborted, "the layer was replaced while the stream was under way", details);
 }
 
+// When a message for which there was no room is tried again: as the error says, but within these.
+constexpr int64_t kSoonestRetryMs = 1, kLatestRetryMs = 1000;
+
+// A read or a write of a stream that waits for its caller.
+class StreamWait final : public StallWatch::Wait {
+ public:
+  explicit StreamWait(std::function<void(const absl::Status&)> end) : end_(std::move(end)) {}
+  void EndStalled(const absl::Status& status) override { end_(status); }
+
+ private:
+  const std::function<void(const absl::Status&)> end_;
+};
+
 // gRPC calls each On…() on a thread of its own, and the engine answers on its. What they share is guarded by mutex_;
 // gRPC's methods are called without it. The stream ends when the engine has nothing of it and nothing is being sent.
 template <typename Kind>
 class RowStream final : public RowStreamReactor {
  public:
-  RowStream(LayerEngine& engine, CallGate& gate, int64_t max_first_bytes, grpc::CallbackServerContext* context)
+  RowStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes, grpc::CallbackServerContext* context)
       : engine_(engine),
-        gate_(gate),
+        admission_(admission),
         max_first_bytes_(max_first_bytes),
         context_(context),
-        cancelled_(std::make_shared<std::atomic<bool>>(false)) {
+        read_wait_([this](const absl::Status& status) { EndStalledRead(status); }),
+        write_wait_([this](const absl::Status&) { context_->TryCancel(); }) {
+    call_context_.deadline = absl::FromChrono(context->deadline());
+    call_context_.cancelled = cancelled_;
+    absl::Status status = entered_ = admission_.gate.Enter();
+    if (status.ok()) {
+      auto ticket = admission_.messages.Wait(max_first_bytes_ + (kMostChunks - 1) * kMostChunkBytes,
+                                             call_context_.deadline, [this](ByteBudget::Share share) {
+                                               std::unique_lock<std::mutex> lock(mutex_);
+                                               memory_ = std::move(share);
+                                               queued_ = false;
+                                               Go(lock);
+                                             });
+      if (ticket.ok()) ticket_ = *ticket;  // OnCancel(), which looks at it, comes after the constructor
+      status = std::move(ticket).status();
+    }
+    if (status.ok()) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    error_ = Enter(kMostChunks * kMostChunkBytes);
+    queued_ = false;
+    End(std::move(status));
     Go(lock);
   }
 
   // Counts as reading until the message is with the engine, so that no other read begins while this thread decodes.
   void OnReadDone(bool ok) override {
+    admission_.stall_watch.End(read_wait_);
     std::unique_lock<std::mutex> lock(mutex_);
     if (ok) {
       Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
@@ -81,6 +94,7 @@ class RowStream final : public RowStreamReactor {
   }
 
   void OnWriteDone(bool ok) override {
+    admission_.stall_watch.End(write_wait_);
     std::unique_lock<std::mutex> lock(mutex_);
     writing_ = false;
     chunks_.pop_front();
@@ -90,13 +104,18 @@ class RowStream final : public RowStreamReactor {
 
   void OnCancel() override {
     cancelled_->store(true, std::memory_order_relaxed);
+    const bool left = admission_.messages.Leave(ticket_);
     std::unique_lock<std::mutex> lock(mutex_);
+    if (left) queued_ = false;
     broken_ = true;
     Go(lock);
   }
 
   void OnDone() override {
-    for (const int64_t bytes : entered_) gate_.Leave(bytes);
+    admission_.stall_watch.End(read_wait_);
+    chunks_.clear();
+    memory_ = {};
+    if (entered_.ok()) admission_.gate.Leave();
     delete this;
   }
 
@@ -104,32 +123,32 @@ class RowStream final : public RowStreamReactor {
   using Call = typename Kind::Call;
   using Result = typename Kind::Result;
   struct Chunk {
+    Call call;  // until it is answered
+    std::unique_ptr<grpc::Alarm> retry;
     bool answered = false;
     grpc::ByteBuffer bytes;  // of the answer
+    std::shared_ptr<const void> held;
   };
 
-  absl::Status Enter(int64_t bytes) {
-    auto status = gate_.Enter(bytes);
-    if (status.ok()) entered_.push_back(bytes);
-    return status;
+  void EndStalledRead(const absl::Status& status) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    End(status);
+    Go(lock);
   }
 
   // The call in message_, whose bytes are given back.
   absl::StatusOr<Call> Decode() {
     const auto size = static_cast<int64_t>(message_.Length());
     const bool is_first = !first_;
-    if (is_first && size > kMostChunkBytes) {
-      if (auto status = Enter(size); !status.ok()) return status;
-    }
+    if (is_first) memory_.ShrinkTo(std::max(size, kMostChunkBytes) + (kMostChunks - 1) * kMostChunkBytes);
     try {
-      auto message = std::make_shared<typename Kind::Request>();
+      auto message = std::make_shared<typename Kind::StreamRequest>();
       const auto storage = wire::ReceiveMessage(message_, is_first ? max_first_bytes_ : kMostChunkBytes, message);
       message_.Clear();
       if (!storage.ok()) return storage.status();
       auto call = wire::DecodeChunk(*message, *storage, first_);
       if (!call.ok()) return call.status();
-      call->context.deadline = absl::FromChrono(context_->deadline());
-      call->context.cancelled = cancelled_;
+      call->context = call_context_;
       return call;
     } catch (const std::bad_alloc&) {
       message_.Clear();
@@ -151,13 +170,25 @@ class RowStream final : public RowStreamReactor {
   void TakeMessage(Chunk& chunk) {
     auto call = Decode();
     if (!call.ok()) return Answer(chunk, call.status());
-    Kind::Ask(engine_, *std::move(call),
-              [this, &chunk](absl::StatusOr<Result> result) { Answer(chunk, std::move(result)); });
+    chunk.call = *std::move(call);
+    Ask(chunk);
+  }
+
+  void Ask(Chunk& chunk) {
+    Kind::Ask(engine_, chunk.call, [this, &chunk](absl::StatusOr<Result> result) { Answer(chunk, std::move(result)); });
   }
 
   void Answer(Chunk& chunk, absl::StatusOr<Result> result) {
+    if (const auto delay_ms = DetailsOf(result.status()).retry_delay_ms; delay_ms && *delay_ms >= 0) {
+      const auto delay = absl::Milliseconds(std::clamp(*delay_ms, kSoonestRetryMs, kLatestRetryMs));
+      chunk.retry =
+          std::make_unique<grpc::Alarm>();  // a new one each time: the last one may be what has asked just now
+      return chunk.retry->Set(absl::ToChronoTime(absl::Now() + delay), [this, &chunk](bool) { Ask(chunk); });
+    }
+    chunk.call = {};
     grpc::ByteBuffer bytes;
     absl::Status status = result.ok() ? Encode(*result, bytes) : result.status();
+    if (result.ok()) chunk.held = result->held;
     std::unique_lock<std::mutex> lock(mutex_);
     --computing_;
     if (status.ok() && layer_hash_.empty()) layer_hash_ = result->layer_hash;
@@ -183,9 +214,9 @@ class RowStream final : public RowStreamReactor {
     const bool ending = broken_ || !error_.ok();
     // What was answered before an error is still sent; behind a chunk that has no answer nothing is.
     const bool writes = !broken_ && !writing_ && !chunks_.empty() && chunks_.front()->answered;
-    const bool reads = !ending && !half_closed_ && !reading_ && chunks_.size() < kMostChunks;
+    const bool reads = !ending && !queued_ && !half_closed_ && !reading_ && chunks_.size() < kMostChunks;
     // A read that waits for the caller does not hold up an error; what is being decoded counts as computing.
-    const bool idle = !writing_ && !writes && computing_ == 0;
+    const bool idle = !queued_ && !writing_ && !writes && computing_ == 0;
     const bool finishes = idle && (ending || (half_closed_ && chunks_.empty()));
     writing_ = writing_ || writes;
     reading_ = reading_ || reads;
@@ -193,8 +224,14 @@ class RowStream final : public RowStreamReactor {
     grpc::ByteBuffer* const answer = writes ? &chunks_.front()->bytes : nullptr;
     const absl::Status status = error_.ok() && broken_ ? CancelledWhileWaiting() : error_;
     lock.unlock();
-    if (reads) StartRead(&message_);
-    if (writes) StartWrite(answer);
+    if (reads) {
+      admission_.stall_watch.Begin(read_wait_);
+      StartRead(&message_);
+    }
+    if (writes) {
+      admission_.stall_watch.Begin(write_wait_);
+      StartWrite(answer);
+    }
     if (!finishes) return;
     if (const auto pushback = wire::PushbackOf(status)) {
       context_->AddTrailingMetadata(wire::kPushbackTrailer, *pushback);
@@ -203,19 +240,24 @@ class RowStream final : public RowStreamReactor {
   }
 
   LayerEngine& engine_;
-  CallGate& gate_;
+  Admission& admission_;
   const int64_t max_first_bytes_;
   grpc::CallbackServerContext* const context_;
-  const std::shared_ptr<std::atomic<bool>> cancelled_;
+  const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+  CallContext call_context_;
+  absl::Status entered_;
+  ByteBudget::Ticket ticket_ = 0;  // in line for memory
+  StreamWait read_wait_, write_wait_;
   // Of the thread that decodes.
   grpc::ByteBuffer message_;
   std::optional<Call> first_;
-  std::vector<int64_t> entered_;  // at the gate
+  ByteBudget::Share memory_;
 
   std::mutex mutex_;
   // Guarded by mutex_, from here on.
   std::deque<std::unique_ptr<Chunk>> chunks_;  // read and not sent yet
-  int computing_ = 0;                          // of them, at the engine
+  int computing_ = 0;                          // of them, at the engine, or to be brought there again
+  bool queued_ = true;                         // in line for memory
   bool reading_ = false;
   bool writing_ = false;
   bool half_closed_ = false;  // the caller has said that this was all
@@ -227,14 +269,14 @@ class RowStream final : public RowStreamReactor {
 
 }  // namespace
 
-RowStreamReactor* StartNormalizeStream(LayerEngine& engine, CallGate& gate, int64_t max_first_bytes,
+RowStreamReactor* StartNormalizeStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
                                        grpc::CallbackServerContext* context) {
-  return new RowStream<NormalizeKind>(engine, gate, max_first_bytes, context);
+  return new RowStream<NormalizeKind>(engine, admission, max_first_bytes, context);
 }
 
-RowStreamReactor* StartFeedForwardStream(LayerEngine& engine, CallGate& gate, int64_t max_first_bytes,
+RowStreamReactor* StartFeedForwardStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
                                          grpc::CallbackServerContext* context) {
-  return new RowStream<FeedForwardKind>(engine, gate, max_first_bytes, context);
+  return new RowStream<FeedForwardKind>(engine, admission, max_first_bytes, context);
 }
 
 }  // namespace layerd

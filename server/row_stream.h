@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "lib/engine/layer_engine.h"
-#include "server/call_gate.h"
+#include "server/admission.h"
 
 namespace layerd {
 
@@ -20,11 +20,12 @@ using RowStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuf
 inline constexpr int64_t kMostChunkBytes = (int64_t{4} << 20) + 65536;
 inline constexpr int kMostChunks = 3;
 
-// The stream ends itself. At the gate it counts for kMostChunks messages, and for its first one where that is larger.
-// Engine and gate must outlive it.
-RowStreamReactor* StartNormalizeStream(LayerEngine& engine, CallGate& gate, int64_t max_first_bytes,
+// The stream ends itself. Before its first message comes it has memory for the largest that may; after that for kMostChunks
+// messages, and for its first one where that is larger. A message for which the engine has no room just now is tried again
+// until the stream's deadline. Engine and admission must outlive it.
+RowStreamReactor* StartNormalizeStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
                                        grpc::CallbackServerContext* context);
-RowStreamReactor* StartFeedForwardStream(LayerEngine& engine, CallGate& gate, int64_t max_first_bytes,
+RowStreamReactor* StartFeedForwardStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
                                          grpc::CallbackServerContext* context);
 
 }  // namespace layerd

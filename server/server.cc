@@ -48,10 +48,11 @@ void InstallPluginsOnce() {
 }  // namespace
 
 Server::Server(const ServerOptions& options, LayerEngine& engine, LayerRegistry& registry)
-    : gate_(options.max_bytes_in_flight),
-      layer_service_(engine, gate_, options.shared_memory, options.layer_service),
-      layer_registry_(registry, gate_, options.layer_registry),
-      shared_memory_(options.shared_memory, gate_) {}
+    : admission_(options.admission),
+      layer_service_(engine, admission_, options.layer_service),
+      layer_call_service_(engine, admission_, options.shared_memory, options.layer_service),
+      layer_registry_(registry, admission_.gate, options.layer_registry),
+      shared_memory_(options.shared_memory, admission_.gate) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, LayerEngine& engine,
                                                       LayerRegistry& registry) {
@@ -75,11 +76,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetMaxSendMessageSize(-1);
-  // A message is held whole before its size is judged, so that many connections together need a bound of their own.
+  // What calls may send before they have memory, a window each, has this bound, and so have callers who send more than they
+  // may; beyond it gRPC ends calls with a bare status.
+  constexpr int64_t kUnreadBytes = int64_t{128} << 20;
   grpc::ResourceQuota quota("layerd");
-  quota.Resize(static_cast<size_t>(options.grpc_memory_bytes));
+  quota.Resize(static_cast<size_t>(options.admission.message_bytes + kUnreadBytes));
   builder.SetResourceQuota(quota);
   builder.RegisterService(&server->layer_service_);
+  builder.RegisterCallbackGenericService(&server->layer_call_service_);
   builder.RegisterService(&server->layer_registry_);
   builder.RegisterService(&server->shared_memory_);
   std::vector<int> ports(addresses->size(), 0);
@@ -134,7 +138,7 @@ int64_t Server::Drain(absl::Duration grace) {
     draining_ = true;
     server_->GetHealthCheckService()->SetServingStatus(false);
   }
-  const int64_t unfinished = gate_.Drain(absl::Now() + grace);
+  const int64_t unfinished = admission_.gate.Drain(absl::Now() + grace);
   HalfCloseConnections(ports_, paths_);
   // What is open after that is cancelled: calls past the grace, and connections whose callers do not close them.
   constexpr absl::Duration kForCallersToClose = absl::Milliseconds(500);

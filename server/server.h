@@ -15,7 +15,7 @@
 #include "lib/base/shared_regions.h"
 #include "lib/engine/layer_engine.h"
 #include "lib/resident/layer_registry.h"
-#include "server/call_gate.h"
+#include "server/admission.h"
 #include "server/layer_registry_service.h"
 #include "server/layer_service.h"
 #include "server/listen_address.h"
@@ -25,10 +25,7 @@ namespace layerd {
 
 struct ServerOptions {
   std::string grpc_listen = "127.0.0.1:50051";  // addresses, see ParseListenAddresses()
-  // What gRPC may hold of messages that arrive; beyond it, it ends calls with RESOURCE_EXHAUSTED and no details.
-  int64_t grpc_memory_bytes = int64_t{1} << 30;
-  // Of requests under way; beyond it calls are refused, unless there is no other.
-  int64_t max_bytes_in_flight = int64_t{1} << 30;
+  AdmissionOptions admission;
   // What callers share with the server; must outlive it. Null: shared memory is off.
   SharedRegions* shared_memory = nullptr;
   LayerServiceOptions layer_service;
@@ -63,8 +60,9 @@ class Server {
 
   std::mutex health_mutex_;
   bool draining_ = false;  // guarded by health_mutex_
-  CallGate gate_;
+  Admission admission_;
   LayerService layer_service_;
+  LayerCallService layer_call_service_;
   LayerRegistryService layer_registry_;
   SharedMemoryService shared_memory_;
   std::vector<UnixSocketLock> locks_;

@@ -50,8 +50,8 @@ template <typename Request, typename Handle>
 grpc::ServerUnaryReactor* SharedMemoryService::Serve(grpc::CallbackServerContext* context,
                                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
                                                      Handle handle) {
-  absl::Status status = gate_.Enter(0);
-  auto* reactor = new Reactor(context, status.ok() ? absl::AnyInvocable<void()>([this] { gate_.Leave(0); }) : nullptr);
+  absl::Status status = gate_.Enter();
+  auto* reactor = new Reactor(context, status.ok() ? absl::AnyInvocable<void()>([this] { gate_.Leave(); }) : nullptr);
   if (status.ok() && regions_ == nullptr) status = SharedMemoryOff("");
   if (status.ok()) {
     auto* bytes = const_cast<grpc::ByteBuffer*>(request);

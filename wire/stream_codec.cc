@@ -80,4 +80,23 @@ absl::StatusOr<FeedForwardCall> DecodeChunk(const v1::StreamFeedForwardRequest& 
   return call;
 }
 
+void EncodeFirstChunk(const NormalizeCall& call, v1::StreamNormalizeRequest& request, SentStorage& storage) {
+  EncodeCall(call, *request.mutable_call(), storage);
+}
+
+void EncodeFirstChunk(const FeedForwardCall& call, v1::StreamFeedForwardRequest& request, SentStorage& storage) {
+  EncodeCall(call, *request.mutable_call(), storage);
+}
+
+void EncodeChunk(const Tensor& input, const std::optional<Tensor>& residual, const std::optional<Tensor>& gate,
+                 v1::StreamNormalizeRequest& request, SentStorage& storage) {
+  EncodeTensor(input, *request.mutable_input(), storage);
+  if (residual) EncodeTensor(*residual, *request.mutable_residual(), storage);
+  if (gate) EncodeTensor(*gate, *request.mutable_gate(), storage);
+}
+
+void EncodeChunk(const Tensor& input, v1::StreamFeedForwardRequest& request, SentStorage& storage) {
+  EncodeTensor(input, *request.mutable_input(), storage);
+}
+
 }  // namespace layerd::wire

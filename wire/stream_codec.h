@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "layerd/v1/layer_service.pb.h"
+#include "lib/base/tensor.h"
 #include "lib/engine/layer_engine.h"
 #include "wire/message_storage.h"
 
@@ -18,6 +19,13 @@ absl::StatusOr<NormalizeCall> DecodeChunk(const v1::StreamNormalizeRequest& requ
                                           std::optional<NormalizeCall>& first);
 absl::StatusOr<FeedForwardCall> DecodeChunk(const v1::StreamFeedForwardRequest& request, const ReceivedStorage& storage,
                                             std::optional<FeedForwardCall>& first);
+
+// The reverse: the first message, with the rows that the call has; and one more with these.
+void EncodeFirstChunk(const NormalizeCall& call, v1::StreamNormalizeRequest& request, SentStorage& storage);
+void EncodeFirstChunk(const FeedForwardCall& call, v1::StreamFeedForwardRequest& request, SentStorage& storage);
+void EncodeChunk(const Tensor& input, const std::optional<Tensor>& residual, const std::optional<Tensor>& gate,
+                 v1::StreamNormalizeRequest& request, SentStorage& storage);
+void EncodeChunk(const Tensor& input, v1::StreamFeedForwardRequest& request, SentStorage& storage);
 
 }  // namespace layerd::wire
 

@@ -90,6 +90,48 @@ BatchQueue::Kind* BatchQueue::Choose(bool heavy_too) {
   return TakesOldest(passed_over_[heavy_too], urgent == oldest) ? oldest : urgent;
 }
 
+std::unique_ptr<QueuedCall> BatchQueue::TakeOut(Kind& kind,
+                                                std::map<int64_t, std::unique_ptr<QueuedCall>>::iterator place) {
+  std::unique_ptr<QueuedCall> call = std::move(place->second);
+  kind.rows -= call->traits.rows;
+  kind.by_urgency.erase({call->context().deadline, call->sequence_});
+  kind.by_wait.erase(place);
+  --size_;
+  return call;
+}
+
+// Of a kind that has no calls and is not listed.
+void BatchQueue::Remove(Kind* kind) {
+  if (kind->key) {
+    together_.erase(*kind->key);
+  } else {
+    alone_.erase(kind);
+  }
+}
+
+UnwantedCalls BatchQueue::TakeUnwanted() {
+  std::vector<Kind*> kinds;
+  for (auto& [key, kind] : together_) kinds.push_back(kind.get());
+  for (auto& [key, kind] : alone_) kinds.push_back(kind.get());
+  UnwantedCalls unwanted;
+  for (Kind* const kind : kinds) {
+    Unlist(*kind);
+    for (auto place = kind->by_wait.begin(); place != kind->by_wait.end();) {
+      const auto next = std::next(place);
+      if (auto wanted = CheckContext(place->second->context()); !wanted.ok()) {
+        unwanted.emplace_back(TakeOut(*kind, place), std::move(wanted));
+      }
+      place = next;
+    }
+    if (kind->by_wait.empty()) {
+      Remove(kind);
+    } else {
+      List(*kind);
+    }
+  }
+  return unwanted;
+}
+
 // Moves the calls of one turn from `kind`, which is not listed, to `batch`.
 void BatchQueue::Fill(Kind& kind, Batch& batch) {
   int64_t rows = 0;
@@ -105,11 +147,7 @@ void BatchQueue::Fill(Kind& kind, Batch& batch) {
     int64_t taken = traits.rows;
     if (traits.part_rows > 0) taken = std::min(taken, first ? traits.part_rows : traits.join_rows - rows);
     if (wanted.ok() && !first && (taken <= 0 || rows + taken > traits.join_rows)) return;
-    kind.rows -= traits.rows;
-    kind.by_urgency.erase({call.context().deadline, call.sequence_});
-    std::unique_ptr<QueuedCall> owned = std::move(next->second);
-    kind.by_wait.erase(next);
-    --size_;
+    std::unique_ptr<QueuedCall> owned = TakeOut(kind, next);
     if (!wanted.ok()) {
       batch.unwanted.emplace_back(std::move(owned), std::move(wanted));
       continue;
@@ -130,10 +168,8 @@ Batch BatchQueue::Pop(bool heavy_too) {
     if (!kind->by_wait.empty()) {
       kind->since = ++sequence_;
       List(*kind);
-    } else if (kind->key) {
-      together_.erase(*kind->key);
     } else {
-      alone_.erase(kind);
+      Remove(kind);
     }
   }
   return batch;

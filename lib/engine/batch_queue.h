@@ -79,10 +79,12 @@ class QueuedCall {
   int64_t sequence_ = 0;  // order of arrival; of what is left of a divided call, the order in which it came back
 };
 
+// Calls that nobody waits for any more, with the error to answer.
+using UnwantedCalls = std::vector<std::pair<std::unique_ptr<QueuedCall>, absl::Status>>;
+
 struct Batch {
   std::vector<BatchShare> shares;  // of one kind
-  // Calls that were met on the way and that nobody waits for any more, with the error to answer.
-  std::vector<std::pair<std::unique_ptr<QueuedCall>, absl::Status>> unwanted;
+  UnwantedCalls unwanted;          // that were met on the way
 };
 
 class BatchQueue {
@@ -101,6 +103,9 @@ class BatchQueue {
   // is room for. No shares: nothing can have a turn.
   Batch Pop(bool heavy_too);
 
+  // Takes out all that nobody waits for.
+  UnwantedCalls TakeUnwanted();
+
   // Lets kinds have their turns that became ripe until `now`.
   void Ripen(Clock::time_point now);
   // When the next one does; nothing: none waits for company.
@@ -118,7 +123,9 @@ class BatchQueue {
   };
 
   Kind* Choose(bool heavy_too);
+  std::unique_ptr<QueuedCall> TakeOut(Kind& kind, std::map<int64_t, std::unique_ptr<QueuedCall>>::iterator place);
   void Fill(Kind& kind, Batch& batch);
+  void Remove(Kind* kind);
   void List(Kind& kind);
   void Unlist(Kind& kind);
 

@@ -64,18 +64,43 @@ void BatchingEngine::Submit(Call call, Done done) {
     return;
   }
   lock.unlock();
-  if (auto work = CheckCall(call, options_.sizes.limits); !work.ok()) return done(std::move(work).status());
+  if (auto cost = CheckCall(call, options_.sizes.limits); !cost.ok()) return done(std::move(cost).status());
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
   std::unique_ptr<QueuedCall> queued = std::make_unique<Queued>(std::move(call), std::move(done), traits);
   if (auto status = Enqueue(queued); !status.ok()) queued->Fail(std::move(status));
+}
+
+// The error where the queue is full. Then calls that nobody waits for leave it first, from time to time.
+absl::Status BatchingEngine::CheckQueue(std::unique_lock<std::mutex>& lock) {
+  constexpr std::chrono::milliseconds kClearEvery{10};
+  if (queue_.size() < options_.queue_calls) return absl::OkStatus();
+  if (const auto now = Clock::now(); now - cleared_ >= kClearEvery) {
+    cleared_ = now;
+    auto unwanted = queue_.TakeUnwanted();
+    ++inside_;
+    lock.unlock();
+    for (auto& [call, error] : unwanted) call->Fail(std::move(error));
+    unwanted.clear();
+    lock.lock();
+    --inside_;
+    if (queue_.size() < options_.queue_calls) return absl::OkStatus();
+  }
+  return QueueFull(queue_.size(), mean_call_seconds_ * static_cast<double>(queue_.size()), "--queue_calls");
+}
+
+absl::Status BatchingEngine::CheckAdmission(const CallContext& /*context*/) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto status = CheckQueue(lock);
+  Leave();
+  return status;
 }
 
 // Takes the call over unless it says why not.
 absl::Status BatchingEngine::Enqueue(std::unique_ptr<QueuedCall>& call) {
   std::unique_lock<std::mutex> lock(mutex_);
   const bool gathers = ripener_.joinable() && call->traits.kind && !stopping_;
-  if (queue_.size() >= options_.queue_calls && (gathers || !HasRoom(call->traits.heavy))) {
-    return QueueFull(queue_.size(), mean_call_seconds_ * static_cast<double>(queue_.size()), "--queue_calls");
+  if (gathers || !HasRoom(call->traits.heavy)) {
+    if (auto status = CheckQueue(lock); !status.ok()) return status;
   }
   queue_.Push(std::move(call),
               gathers ? Clock::now() + absl::ToChronoNanoseconds(options_.batch_delay) : Clock::time_point::min());

@@ -32,8 +32,8 @@ struct BatchingEngineOptions {
 // begins the next one: so while the machine is busy batches form by themselves, and callers that were just answered are
 // in time for the next.
 //
-// Calls that wait have been checked as CpuEngine does; deadline and cancellation are looked at when a batch is formed. A
-// full queue is RESOURCE_EXHAUSTED with a delay measured from how fast calls are computed. A call that is divided, or
+// Calls that wait have been checked as CpuEngine does; deadline and cancellation are looked at when a batch is formed, and
+// when the queue is full. A full queue is RESOURCE_EXHAUSTED with a delay measured from how fast calls are computed. A call that is divided, or
 // tried again, is not refused any more.
 //
 // Threads: any; `done` may be called on a thread of `inner`, which must outlive this. The destructor waits until every
@@ -45,6 +45,7 @@ class BatchingEngine : public LayerEngine {
 
   void Normalize(NormalizeCall call, NormalizeDone done) override;
   void FeedForward(FeedForwardCall call, FeedForwardDone done) override;
+  absl::Status CheckAdmission(const CallContext& context) override;
 
  private:
   using Clock = BatchQueue::Clock;
@@ -60,6 +61,7 @@ class BatchingEngine : public LayerEngine {
   absl::Status Enqueue(std::unique_ptr<QueuedCall>& call);
 
   // With mutex_ held.
+  absl::Status CheckQueue(std::unique_lock<std::mutex>& lock);
   bool HasRoom(bool heavy) const { return running_ < options_.workers && !(heavy && heavy_running_); }
   Turn Begin(bool heavy, size_t calls);
   void TakeTurns(std::unique_lock<std::mutex>& lock);
@@ -75,7 +77,8 @@ class BatchingEngine : public LayerEngine {
   std::condition_variable ripening_;
   // Guarded by mutex_, from here on.
   BatchQueue queue_;
-  int running_ = 0;  // calls of the inner engine that are not finished
+  Clock::time_point cleared_;  // when calls that nobody waits for were last looked for in a full queue
+  int running_ = 0;            // calls of the inner engine that are not finished
   bool heavy_running_ = false;
   int64_t inside_ = 0;              // threads that are in the inner engine, or come back from it
   double mean_call_seconds_ = 0.0;  // from one answer to the next while busy; exponentially weighted

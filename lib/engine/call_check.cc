@@ -33,7 +33,7 @@ double Bytes(int64_t elements, DType dtype) {
 
 }  // namespace
 
-absl::StatusOr<double> CheckCall(const NormalizeCall& call, const CallLimits& limits) {
+absl::StatusOr<CallCost> CheckCall(const NormalizeCall& call, const CallLimits& limits) {
   const auto extent = CheckNormalize(call.spec, call.inputs);
   if (!extent.ok()) return extent.status();
   const int64_t elements = call.inputs.input.num_elements();
@@ -47,10 +47,11 @@ absl::StatusOr<double> CheckCall(const NormalizeCall& call, const CallLimits& li
   if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
   const double flops = 4.0 * static_cast<double>(elements);
   if (auto status = CheckVerify(call.verify, flops, limits.max_verify_flops); !status.ok()) return status;
-  return kNormWork * static_cast<double>(elements) * (call.verify ? kVerifyWork : 1);
+  return CallCost{kNormWork * static_cast<double>(elements) * (call.verify ? kVerifyWork : 1),
+                  static_cast<int64_t>(bytes)};
 }
 
-absl::StatusOr<double> CheckCall(const FeedForwardCall& call, const CallLimits& limits) {
+absl::StatusOr<CallCost> CheckCall(const FeedForwardCall& call, const CallLimits& limits) {
   const auto extent = CheckFeedForward(call.spec, call.weights, call.input);
   if (!extent.ok()) return extent.status();
   const DType output_dtype = call.output_dtype.value_or(call.input.dtype());
@@ -61,10 +62,11 @@ absl::StatusOr<double> CheckCall(const FeedForwardCall& call, const CallLimits& 
   if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
   const double flops = FeedForwardFlops(call.spec, *extent);
   if (auto status = CheckVerify(call.verify, flops, limits.max_verify_flops); !status.ok()) return status;
-  if (call.verify) return flops * kVerifyWork;
+  const auto answer_bytes = static_cast<int64_t>(bytes);
+  if (call.verify) return CallCost{flops * kVerifyWork, answer_bytes};
   FeedForwardExtent fetched = *extent;  // what a product costs before its first row
   fetched.rows = call.packed != nullptr ? kPackedRows : kUnpackedRows;
-  return (flops + FeedForwardFlops(call.spec, fetched)) / 2;
+  return CallCost{(flops + FeedForwardFlops(call.spec, fetched)) / 2, answer_bytes};
 }
 
 double AnswerBytesPerRow(const FeedForwardExtent& extent, DType output_dtype, bool intermediates) {

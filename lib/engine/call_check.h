@@ -14,10 +14,15 @@ struct CallLimits {
   double max_verify_flops = 1e9;                 // a larger layer is not verified
 };
 
-// The call's work, about, in multiply-adds by one thread. INVALID_ARGUMENT for what does not fit, RESOURCE_EXHAUSTED for
-// what is over a limit, with details. Nothing is allocated or computed, and no name looked up. Threads: pure functions.
-absl::StatusOr<double> CheckCall(const NormalizeCall& call, const CallLimits& limits);
-absl::StatusOr<double> CheckCall(const FeedForwardCall& call, const CallLimits& limits);
+struct CallCost {
+  double work;           // about, in multiply-adds by one thread
+  int64_t answer_bytes;  // at most
+};
+
+// What the call costs. INVALID_ARGUMENT for what does not fit, RESOURCE_EXHAUSTED for what is over a limit, with details.
+// Nothing is allocated or computed, and no name looked up. Threads: pure functions.
+absl::StatusOr<CallCost> CheckCall(const NormalizeCall& call, const CallLimits& limits);
+absl::StatusOr<CallCost> CheckCall(const FeedForwardCall& call, const CallLimits& limits);
 
 // Bytes of the answer for one row of a feed-forward layer.
 double AnswerBytesPerRow(const FeedForwardExtent& extent, DType output_dtype, bool intermediates);

@@ -76,10 +76,10 @@ void CpuEngine::Submit(Call call, Done done) {
   if (!call.layer.empty()) return done(LayerNotFound("layer", call.layer));
   // Statuses are moved to whoever gets them: copies would share their text over threads, by a count inside Abseil that
   // ThreadSanitizer does not see.
-  auto work = CheckCall(call, limits_);
-  if (!work.ok()) return done(std::move(work).status());
+  auto cost = CheckCall(call, limits_);
+  if (!cost.ok()) return done(std::move(cost).status());
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
-  if (*work < at_once_work_ && !computing_at_once) {
+  if (cost->work < at_once_work_ && !computing_at_once) {
     computing_at_once = true;
     done(TryToCompute<Result>(call));
     computing_at_once = false;

@@ -76,6 +76,7 @@ struct NormalizeResult {
   NormalizeOutputs outputs;
   std::optional<ErrorReport> report;  // with `verify`
   std::string layer_hash;             // content hash of the layer that was named
+  std::shared_ptr<const void> held;   // room that the engine keeps for the outputs; to be let go with them
 };
 
 struct FeedForwardCall {
@@ -98,6 +99,7 @@ struct FeedForwardResult {
   FeedForwardOutputs outputs;
   std::optional<ErrorReport> report;  // with `verify`
   std::string layer_hash;             // as in NormalizeResult
+  std::shared_ptr<const void> held;   // likewise
 };
 
 // OK where the call has no output_memory, or has it as it must be for an output of `bytes`. INVALID_ARGUMENT otherwise, field
@@ -119,6 +121,10 @@ class LayerEngine {
   // that was not begun, or given up. An engine that has no layers of its own answers a name with NOT_FOUND.
   virtual void Normalize(NormalizeCall call, NormalizeDone done) = 0;
   virtual void FeedForward(FeedForwardCall call, FeedForwardDone done) = 0;
+
+  // The error that a call would get now for want of time or room, whatever it is, before anything is known of it but its
+  // context; OK where it may be taken, or this engine cannot tell.
+  virtual absl::Status CheckAdmission(const CallContext& /*context*/) { return absl::OkStatus(); }
 };
 
 // The same, waiting for the answer.

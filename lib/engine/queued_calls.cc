@@ -163,22 +163,6 @@ MemoryPlace QueuedFeedForward::OutputOfRows() const {
 
 bool QueuedFeedForward::Take(const FeedForwardResult& joint, int64_t first, int64_t count) {
   const FeedForwardOutputs& outputs = joint.outputs;
-  if (count == all_rows_) {
-    FeedForwardResult result;
-    result.layer_hash = joint.layer_hash;
-    Tensor output = outputs.output.Rows(first, count);
-    if (call_.output_memory) {
-      std::optional<Tensor> place = Tensor::AllocateAt(&*call_.output_memory, output.dtype(), output.shape());
-      PutRows(output, 0, count, place, 0, count);
-      output = *std::move(place);
-    }
-    result.outputs.output = LikeInput(output, call_.input);
-    for (const auto member : kInside) {
-      if (outputs.*member) result.outputs.*member = LikeInput((outputs.*member)->Rows(first, count), call_.input);
-    }
-    done_(std::move(result));
-    return true;
-  }
   const int64_t at = all_rows_ - traits.rows;
   try {
     std::optional<Tensor> output;

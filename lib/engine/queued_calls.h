@@ -1,8 +1,8 @@
 // The calls of BatchingEngine's queue, and how rows of several are computed as one call.
 //
-// Calls of one resident layer that ask for the same are joined: their rows are copied into one input, and each answer is a
-// view of the joint one, or, where the call says where its output goes, a copy there. A call of many rows may be divided: its
-// answer is put together from those of its parts. A call that is neither goes through as it is. N1 makes all of it invisible.
+// Calls of one resident layer that ask for the same are joined: their rows are copied into one input, and each answer out of
+// the joint one, which else would live as long as the last of them. A call of many rows may be divided: its answer is put
+// together from those of its parts. A call that is neither goes through as it is. N1 makes all of it invisible.
 //
 // A joint call is wanted as long as its last deadline has not passed. If it fails, those of its calls that are still
 // wanted are tried again, each alone, so that none suffers for another. Memory for the joint input that cannot be had is

@@ -26,6 +26,7 @@ class ResidentEngine : public LayerEngine {
 
   void Normalize(NormalizeCall call, NormalizeDone done) override;
   void FeedForward(FeedForwardCall call, FeedForwardDone done) override;
+  absl::Status CheckAdmission(const CallContext& context) override { return inner_.CheckAdmission(context); }
 
  private:
   template <typename OneLayer, typename Result, typename Call, typename Done, typename Pass>

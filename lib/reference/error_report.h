@@ -1,4 +1,5 @@
-// How far a result is from the float64 reference (docs/numerics.md, N7). Plain data.
+// How far a result is from the float64 reference (docs/numerics.md, N7). Plain data; threads: pure
+// functions.
 #ifndef LAYERD_LIB_REFERENCE_ERROR_REPORT_H_
 #define LAYERD_LIB_REFERENCE_ERROR_REPORT_H_
 
@@ -26,6 +27,10 @@ struct ErrorReport {
   bool within_contract = true;
   std::vector<StageReport> stages;
 };
+
+// Makes of the report on some rows the one on those and the rows of `more`, of the same layer: what a report on all of them
+// at once says, since every error is the greatest over rows.
+void Merge(const ErrorReport& more, ErrorReport& report);
 
 }  // namespace layerd
 

@@ -1,4 +1,5 @@
-// Both suites for a ResidentEngine above a BatchingEngine above a CpuEngine, as in the daemon.
+// Both suites for a ResidentEngine above an AdmissionEngine above a BatchingEngine above a CpuEngine, as in the daemon.
+#include "lib/engine/admission_engine.h"
 #include "lib/engine/batching_engine.h"
 #include "lib/engine/cpu_engine.h"
 #include "lib/engine/resident_engine.h"
@@ -12,12 +13,13 @@ struct Below {
   ContractLayers layers;
   CpuEngine cpu{{.threads = 2, .at_once_work = 1 << 19}};
   BatchingEngine batching;
+  AdmissionEngine admission{{.workers = 2}, std::make_shared<ByteBudget>(1 << 30, 0, "--flag"), batching};
 };
 
 EngineFactory Factory(const char* name, const BatchingEngineOptions& options) {
   return {name, [options]() -> EngineUnderTest {
             auto below = std::make_shared<Below>(options);
-            return {below, std::make_unique<ResidentEngine>(below->layers.library(), below->batching)};
+            return {below, std::make_unique<ResidentEngine>(below->layers.library(), below->admission)};
           }};
 }
 

@@ -28,18 +28,20 @@ struct Below {
   std::unique_ptr<Server> server;
 };
 
-EngineUnderTest MakeRemote(const std::string& listen) {
+EngineUnderTest MakeRemote(const std::string& listen, RemoteEngineOptions remote = {}) {
   auto below = std::make_shared<Below>();
   auto server = below->served.Start(listen);
   EXPECT_TRUE(server.ok()) << server.status();
   below->server = *std::move(server);
-  RemoteEngineOptions remote;
   remote.target = below->server->addresses().front();
   return {below, std::make_unique<RemoteEngine>(remote)};
 }
 
 const auto kFactories = testing::Values(
     EngineFactory{"Tcp", [] { return MakeRemote("127.0.0.1:0"); }},
+    // A row at a time.
+    EngineFactory{"Streamed",
+                  [] { return MakeRemote("127.0.0.1:0", {.stream_from_bytes = 0, .stream_chunk_bytes = 1}); }},
     EngineFactory{"UnixSocket", [] {
                     return MakeRemote("unix:" + testing::TempDir() + "layerd_" + std::to_string(getpid()) + ".sock");
                   }});

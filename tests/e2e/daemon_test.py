@@ -569,9 +569,10 @@ class Load(unittest.TestCase):
             stub = daemon.stub()
             request = heavy_request(8192)
             stub.FeedForward(heavy_request(8), timeout=120)
-            calls = [stub.FeedForward.future(request, timeout=0.01) for _ in range(200)]
+            calls = [stub.FeedForward.future(request, timeout=0.01) for _ in range(1000)]
             codes = {call.code() for call in calls}
-            self.assertEqual(codes, {DEADLINE_EXCEEDED})
+            # Expired, or refused since they would.
+            self.assertLessEqual(codes, {DEADLINE_EXCEEDED, EXHAUSTED})
 
             def idle():
                 before = daemon.cpu_seconds()

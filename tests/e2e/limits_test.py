@@ -6,7 +6,7 @@ import unittest
 
 import numpy as np
 
-from harness import KEEP_NOTHING_FREED, LAYERD, LAYERCTL, Daemon, error_of, norm_request, scratch_dir
+from harness import LAYERD, LAYERCTL, Daemon, error_of, norm_request, scratch_dir
 
 
 def start(*flags, limit=None, prefix=()):
@@ -37,19 +37,6 @@ class Start(unittest.TestCase):
 
 
 class Memory(unittest.TestCase):
-    def test_requests_beyond_the_budget_are_refused_and_nothing_dies(self):
-        request = norm_request(np.ones((8, 1 << 20)))  # 32 MiB
-        request.verify = True  # takes longer than to send it, so that several are under way together
-        with Daemon('--message_memory_mib=80', env=KEEP_NOTHING_FREED) as daemon:
-            stubs = [daemon.stub() for _ in range(4)]
-            daemon.stub().Normalize(request, timeout=120)  # one alone fits
-            before = daemon.peak_memory_bytes()
-            calls = [stub.Normalize.future(request, timeout=120) for stub in stubs * 4]
-            codes = {call.code().name for call in calls}
-            self.assertIn('RESOURCE_EXHAUSTED', codes)
-            self.assertLess(daemon.peak_memory_bytes() - before, 500 << 20)
-            daemon.stub().Normalize(norm_request([[1, 2]]), timeout=120)
-
     def test_no_rows_cost_nothing_even_verified(self):
         with Daemon() as daemon:
             request = norm_request(np.ones((1, 1)))

@@ -133,8 +133,8 @@ TEST_F(BatchingEngineTest, CallsThatComeMeanwhileBecomeOne) {
   EXPECT_EQ(joint.context.deadline, absl::InfiniteFuture());  // the latest of them
   joint.answer(absl::OkStatus());
   for (size_t i = 0; i < calls.size(); ++i) ExpectAnswer(*answers[i], calls[i]);
-  // Answers of one batch share its memory.
-  EXPECT_EQ((**answers[1])->outputs.output.data() + 2 * kDim * 4, (**answers[2])->outputs.output.data());
+  // Whoever holds one of the answers does not hold the others.
+  EXPECT_NE((**answers[1])->outputs.output.data() + 2 * kDim * 4, (**answers[2])->outputs.output.data());
 }
 
 TEST_F(BatchingEngineTest, AJointCallIsWantedUntilTheLastOfItsDeadlines) {
@@ -339,6 +339,23 @@ TEST_F(BatchingEngineTest, AFullQueueRefusesWithADelay) {
   EXPECT_EQ(inner_.Answer(), "2x16");
   EXPECT_EQ(inner_.Answer(), "1x16");
   for (const auto& answer : answers) EXPECT_TRUE((*answer)->ok());
+}
+
+TEST_F(BatchingEngineTest, WhoIsGoneLeavesAFullQueue) {
+  Start({.workers = 1, .queue_calls = 2});
+  const auto running = Send(CallOf(a_, 1));
+  FeedForwardCall leaving = CallOf(a_, 1);
+  const auto gone = std::make_shared<std::atomic<bool>>(false);
+  leaving.context.cancelled = gone;
+  const Answers waiting = SendAll({leaving, CallOf(b_, 1)});
+  *gone = true;
+  EXPECT_TRUE(engine_->CheckAdmission({}).ok());
+  ExpectError(*waiting[0], absl::StatusCode::kCancelled);
+  const auto late = Send(CallOf(a_, 1));
+  EXPECT_FALSE(late->has_value());
+  EXPECT_EQ(engine_->CheckAdmission({}).code(), absl::StatusCode::kResourceExhausted);
+  for (int i = 0; i < 3; ++i) inner_.Answer();
+  for (const auto& answer : {running, waiting[1], late}) EXPECT_TRUE((*answer)->ok());
 }
 
 TEST_F(BatchingEngineTest, ALightCallThatFindsAWorkerIsNotRefusedForAQueueOfHeavyOnes) {

@@ -1,0 +1,186 @@
+#include "server/unary_call.h"
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "lib/base/errors.h"
+#include "server/layer_call.h"
+#include "wire/feed_forward_codec.h"
+#include "wire/message_codec.h"
+#include "wire/normalize_codec.h"
+#include "wire/shared_memory_codec.h"
+#include "wire/status_codec.h"
+
+namespace layerd {
+namespace {
+
+// gRPC calls On…() one after the other, but for OnCancel(), which may come at any time.
+template <typename Kind>
+class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch::Wait {
+ public:
+  UnaryCall(const UnaryCallContext& service, grpc::GenericCallbackServerContext* context)
+      : service_(service), context_(context) {
+    call_context_.deadline = absl::FromChrono(context->deadline());
+    call_context_.cancelled = cancelled_;
+    absl::Status status = entered_ = admission().gate.Enter();
+    if (status.ok()) status = service_.engine.CheckAdmission(call_context_);
+    if (status.ok()) status = TakeMemory();
+    if (!status.ok()) FinishWith(status);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!admission().stall_watch.End(*this)) return;  // ended
+    if (!ok && cancelled_->load(std::memory_order_relaxed)) return FinishWith(CancelledWhileWaiting());
+    // A call without any message is one of an empty message.
+    memory_.ShrinkTo(static_cast<int64_t>(bytes_.Length()));
+    if (auto call = ReadAtOnce()) return Compute(*std::move(call));
+    const auto status = service_.decoders.Submit([this] { Compute(Read()); });
+    if (!status.ok()) FinishWith(status);
+  }
+
+  void OnCancel() override {
+    cancelled_->store(true, std::memory_order_relaxed);
+    if (admission().messages.Leave(ticket_)) FinishWith(CancelledWhileWaiting());
+  }
+
+  void EndStalled(const absl::Status& status) override {
+    if (!answering_) return FinishWith(status);
+    context_->TryCancel();  // what it was to say is said
+  }
+
+  void OnDone() override {
+    if (answering_) admission().stall_watch.End(*this);
+    held_ = nullptr;
+    memory_ = {};
+    if (entered_.ok()) admission().gate.Leave();
+    delete this;
+  }
+
+ private:
+  using Call = typename Kind::Call;
+  using Result = typename Kind::Result;
+
+  Admission& admission() const { return service_.admission; }
+
+  absl::Status TakeMemory() {
+    if (auto share = admission().messages.TryTake(service_.max_message_bytes)) {
+      Receive(*std::move(share));
+      return absl::OkStatus();
+    }
+    auto ticket = admission().messages.Wait(service_.max_message_bytes, call_context_.deadline,
+                                            [this](ByteBudget::Share share) { Receive(std::move(share)); });
+    if (ticket.ok()) ticket_ = *ticket;  // OnCancel(), which looks at it, comes after the constructor
+    return std::move(ticket).status();
+  }
+
+  void Receive(ByteBudget::Share share) {
+    memory_ = std::move(share);
+    admission().stall_watch.Begin(*this);
+    StartRead(&bytes_);
+  }
+
+  // The call in bytes_, which are given back. RESOURCE_EXHAUSTED where memory for it cannot be had.
+  absl::StatusOr<Call> Read() {
+    try {
+      auto message = std::make_shared<typename Kind::Request>();
+      auto storage = wire::ReceiveMessage(bytes_, service_.max_message_bytes, message);
+      bytes_.Clear();
+      if (!storage.ok()) return storage.status();
+      return Decode(*message, *std::move(storage));
+    } catch (const std::bad_alloc&) {
+      bytes_.Clear();
+      return OutOfMemory();
+    }
+  }
+
+  // The same, if that is a matter of microseconds.
+  std::optional<absl::StatusOr<Call>> ReadAtOnce() {
+    // What is copied well within 50 µs.
+    constexpr size_t kCopiedAtOnce = 65536;
+    if (bytes_.Length() <= kCopiedAtOnce) return Read();
+    try {
+      auto message = std::make_shared<typename Kind::Request>();
+      auto storage = wire::ReceiveAtOnce(bytes_, service_.max_message_bytes, message);
+      if (!storage) return std::nullopt;
+      bytes_.Clear();
+      return Decode(*message, *std::move(storage));
+    } catch (const std::bad_alloc&) {
+      return OutOfMemory();
+    }
+  }
+
+  absl::StatusOr<Call> Decode(const typename Kind::Request& message, wire::ReceivedStorage storage) {
+    if (auto status = wire::FindRegions(message, service_.regions, storage, regions_); !status.ok()) return status;
+    return wire::DecodeCall(message, storage);
+  }
+
+  void Compute(absl::StatusOr<Call> call) {
+    if (!call.ok()) return FinishWith(call.status());
+    call->context = std::move(call_context_);
+    Kind::Ask(service_.engine, *std::move(call), [this](absl::StatusOr<Result> result) { Answer(std::move(result)); });
+  }
+
+  void Answer(absl::StatusOr<Result> result) {
+    const absl::Status status = result.ok() ? Encode(*result) : result.status();
+    if (!status.ok()) return FinishWith(status);
+    held_ = std::move(result->held);
+    result = absl::UnknownError("answered");
+    memory_ = {};  // what came is gone
+    answering_ = true;
+    admission().stall_watch.Begin(*this);
+    StartWriteAndFinish(&bytes_, grpc::WriteOptions(), grpc::Status::OK);
+  }
+
+  absl::Status Encode(const Result& result) {
+    if (auto status = regions_.CheckIntact(); !status.ok()) return status;
+    try {
+      typename Kind::Response message;
+      wire::SentStorage storage;
+      regions_.AddOutputTo(storage);
+      wire::EncodeResult(result, message, storage);
+      return wire::SendMessage(message, storage, bytes_);
+    } catch (const std::bad_alloc&) {
+      return OutOfMemory();
+    }
+  }
+
+  // The last thing that a thread does here, as is Answer().
+  void FinishWith(const absl::Status& status) {
+    if (const auto pushback = wire::PushbackOf(status)) {
+      context_->AddTrailingMetadata(wire::kPushbackTrailer, *pushback);
+    }
+    Finish(wire::EncodeStatus(status));
+  }
+
+  const UnaryCallContext service_;
+  grpc::GenericCallbackServerContext* const context_;
+  const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+  CallContext call_context_;
+  absl::Status entered_;
+  ByteBudget::Ticket ticket_ = 0;  // in line for memory
+  ByteBudget::Share memory_;
+  wire::RegionsInUse regions_;
+  grpc::ByteBuffer bytes_;  // of the request, then of the answer
+  std::shared_ptr<const void> held_;
+  std::atomic<bool> answering_ = false;
+};
+
+}  // namespace
+
+grpc::ServerGenericBidiReactor* StartNormalizeCall(const UnaryCallContext& service,
+                                                   grpc::GenericCallbackServerContext* context) {
+  return new UnaryCall<NormalizeKind>(service, context);
+}
+
+grpc::ServerGenericBidiReactor* StartFeedForwardCall(const UnaryCallContext& service,
+                                                     grpc::GenericCallbackServerContext* context) {
+  return new UnaryCall<FeedForwardKind>(service, context);
+}
+
+}  // namespace layerd
