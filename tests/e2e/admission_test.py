@@ -43,7 +43,7 @@ class Unread:
 
 
 def connection_that_takes_nothing(port, method, request):
-    """A connection that has called `method`, and announces no more room for the answer than HTTP/2 begins with."""
+    """A connection that has called `method`, whose answer has begun, and announces no more room for it than HTTP/2 begins with."""
     def frame(kind, flags, stream, payload):
         return len(payload).to_bytes(3, 'big') + bytes([kind, flags]) + stream.to_bytes(4, 'big') + payload
     headers = {':method': 'POST', ':scheme': 'http', ':path': method, ':authority': 'layerd', 'te': 'trailers',
@@ -57,6 +57,9 @@ def connection_that_takes_nothing(port, method, request):
     connection = socket.create_connection(('127.0.0.1', port), timeout=60)
     connection.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + frame(4, 0, 0, b'') + frame(1, 4, 1, block)
                        + b''.join(frame(0, int(part is data[-1]), 1, part) for part in data))
+    received = 0
+    while received < 32768:
+        received += len(connection.recv(65536))
     return connection
 
 
