@@ -113,7 +113,7 @@ class Servers {
   OneLayer& layer() { return layer_; }
 
  private:
-  static constexpr double kAtOnceWork = 1 << 22;  // as in server/main.cc
+  static constexpr double kAtOnceWork = 1 << 23;  // as in server/main.cc
 
   const Folder memory_folder_{"/dev/shm"};  // files elsewhere are written to disks
   std::unique_ptr<SharedRegions> regions_;

@@ -38,9 +38,9 @@ namespace {
 // What a computation that outlasts the grace period has left to notice that it was cancelled before the process ends.
 constexpr std::chrono::seconds kAbandonAfter{2};
 
-// Multiply-adds up to which a call is computed by the thread that brings it: 100 µs or less, so that no thread of gRPC's is
-// held for long, where waking another takes a good part of that.
-constexpr double kAtOnceWork = 1 << 22;
+// Multiply-adds up to which a call is computed by the thread that brings it: some 200 µs or less, so that no thread of
+// gRPC's is held for long, where waking another takes a good part of that.
+constexpr double kAtOnceWork = 1 << 23;
 
 int Fail(absl::string_view message) {
   std::fprintf(stderr, "layerd: %.*s\n", static_cast<int>(message.size()), message.data());

@@ -2,7 +2,9 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,24 +22,29 @@ template <typename T>
 class Waiter {
  public:
   auto Done() {
-    return [this](absl::StatusOr<T> result) {
-      // Notified under the lock: the waiter, and with it this object, may be gone as soon as the lock is free.
-      std::lock_guard<std::mutex> lock(mutex_);
-      result_ = std::move(result);
-      ready_.notify_one();
+    return [shared = shared_](absl::StatusOr<T> result) {
+      {
+        std::lock_guard<std::mutex> lock(shared->mutex);
+        shared->result = std::move(result);
+      }
+      shared->ready.notify_one();  // not under the lock, which the waiter would wake to wait for
     };
   }
 
   absl::StatusOr<T> Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    ready_.wait(lock, [this] { return result_.has_value(); });
-    return *std::move(result_);
+    std::unique_lock<std::mutex> lock(shared_->mutex);
+    shared_->ready.wait(lock, [this] { return shared_->result.has_value(); });
+    return *std::move(shared_->result);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::optional<absl::StatusOr<T>> result_;
+  // The waiter may be gone before it has been notified.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable ready;
+    std::optional<absl::StatusOr<T>> result;
+  };
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 absl::Status CheckRoom(const MemoryPlace& place, DType dtype, int64_t bytes) {
