@@ -24,7 +24,7 @@ test_packages=(
   # End-to-end tests and examples in Python.
   python3 python3-numpy python3-grpcio python3-protobuf
 )
-check_packages=(clang-format clang-tidy buildah podman runc mmdebstrap)
+check_packages=(clang libclang-rt-14-dev clang-format clang-tidy buildah podman runc mmdebstrap)
 
 case "${1:-}" in
   "") packages=("${build_packages[@]}" "${test_packages[@]}") ;;
