@@ -1,5 +1,6 @@
 """StreamNormalize and StreamFeedForward: the bits of single calls, in order, in bounded memory, and errors that end them."""
 import itertools
+import os
 import random
 import tempfile
 import threading
@@ -14,6 +15,8 @@ import resident
 from harness import BFLOAT16, FLOAT32, Daemon, RichError, layer_pb, tensor
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+# Streams that are cancelled; the patient, under AddressSanitizer, take 10000.
+CANCELLED = int(os.environ.get('LAYERD_TEST_CANCELLED', '1000'))
 NORM = layer_pb.NormalizeSpec(kind=layer_pb.NORM_KIND_LAYER_NORM, gate_position=layer_pb.GATE_POSITION_LAST,
                               rounding=layer_pb.NORM_ROUNDING_AFTER_GAMMA)
 SWIGLU = layer_pb.FeedForwardSpec(form=layer_pb.FEED_FORWARD_FORM_GATED, activation=layer_pb.ACTIVATION_SILU,
@@ -210,7 +213,7 @@ class Errors(unittest.TestCase):
         chunk = layer_pb.StreamNormalizeRequest(input=tensor(normal(1, 16, 1024)))
         with Daemon() as daemon:
             stub = daemon.stub()
-            for _ in range(300):
+            for _ in range(CANCELLED):
                 answers = stub.StreamNormalize(itertools.chain([plain_norm(1, 1024)], itertools.repeat(chunk, 20)),
                                                timeout=60)
                 try:
@@ -222,6 +225,23 @@ class Errors(unittest.TestCase):
                 answers.cancel()
             self.assertEqual(len(list(stub.StreamNormalize(iter([plain_norm(1, 8)]), timeout=60))), 1)
             self.assertEqual(daemon.stop(), 0)  # no call is waited for
+
+    def test_pings_during_a_stream_that_stands_still_are_no_reason_to_end_it(self):
+        with Daemon() as daemon:
+            channel = harness.open_channel(daemon.address, ('grpc.keepalive_time_ms', 1500),
+                                           ('grpc.http2.max_pings_without_data', 0))
+            go_on = threading.Event()
+
+            def messages():
+                yield plain_norm(1, 8)
+                go_on.wait(60)
+                yield layer_pb.StreamNormalizeRequest(input=tensor(np.ones((2, 8))))
+            answers = harness.layer_grpc.LayerServiceStub(channel).StreamNormalize(messages(), timeout=60)
+            next(answers)
+            time.sleep(9)  # gRPC ends a connection at the third ping that it finds superfluous
+            go_on.set()
+            self.assertEqual([list(answer.output.shape) for answer in answers], [[2, 8]])
+            channel.close()
 
     def test_sigterm_lets_streams_finish(self):
         with Daemon('--grace_s=30') as daemon:
