@@ -458,7 +458,7 @@ void AddConcurrentRows(const Servers& servers, int threads, std::vector<Cell>& c
 // same number of answers. Wrong where an accepted call is late, or 1 in 100 refusals takes more than 10 ms.
 void AddOverload(Servers& servers, int threads, std::vector<Cell>& cells) {
   constexpr FeedForwardShape kShape = {4096, 11008};
-  constexpr int64_t kRows = 64, kAnswers = 240;
+  constexpr int64_t kRows = 64, kAnswers = 60;
   constexpr int kCallers = 8;
   constexpr double kTimes = 10;
   Cell cell{.name = {"feed_forward", "overload", "bfloat16", kShape.dim, kShape.hidden_dim, kRows, threads},
