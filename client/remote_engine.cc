@@ -40,6 +40,14 @@ namespace {
 // No server refuses so few bytes of rows for their size.
 constexpr int64_t kLeastRefusedBytes = 65536;
 
+const Tensor& InputOf(const NormalizeCall& call) { return call.inputs.input; }
+const Tensor& InputOf(const FeedForwardCall& call) { return call.input; }
+
+absl::Status CheckFit(const NormalizeCall& call) { return CheckNormalize(call.spec, call.inputs).status(); }
+absl::Status CheckFit(const FeedForwardCall& call) {
+  return CheckFeedForward(call.spec, call.weights, call.input).status();
+}
+
 // Whether a server has refused request or answer for its size, in its own words or in gRPC's.
 bool IsTooLarge(const absl::Status& status) {
   if (status.code() != absl::StatusCode::kResourceExhausted) return false;
@@ -184,6 +192,10 @@ struct RemoteEngine::Impl {
   template <typename Request, typename Response, typename Result, typename Call, typename Done>
   void Ask(Call call, const char* method, Done done) {
     const int64_t bytes = IsShared(call) ? 0 : DivisibleBytes(call);
+    if (bytes == 0 && call.layer.empty() && InputOf(call).num_bytes() >= static_cast<size_t>(stream_from_bytes)) {
+      // It would go in one message, however large: not where it is certain to be refused.
+      if (auto status = CheckFit(call); !status.ok()) return done(std::move(status));
+    }
     if (bytes > 0 && bytes >= stream_from_bytes) return Stream(std::move(call), std::move(done));
     if (bytes < kLeastRefusedBytes) return Send<Request, Response, Result>(call, method, std::move(done));
     Done streams_what_is_too_large = [this, call, done = std::move(done)](absl::StatusOr<Result> result) mutable {

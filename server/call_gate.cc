@@ -16,6 +16,11 @@ void CallGate::Leave() {
   if (--in_flight_ == 0) idle_.notify_all();
 }
 
+void CallGate::Close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  draining_ = true;
+}
+
 int64_t CallGate::Drain(absl::Time deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
   draining_ = true;

@@ -19,7 +19,9 @@ class CallGate {
   // For each call that was counted in, once.
   void Leave();
 
-  // From now on refuses calls with UNAVAILABLE; waits until those that were taken are finished, at most until
+  // From now on refuses calls with UNAVAILABLE.
+  void Close();
+  // The same, and waits until those that were taken are finished, at most until
   // `deadline`. Returns how many are not.
   int64_t Drain(absl::Time deadline);
 

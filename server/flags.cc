@@ -25,14 +25,15 @@ ABSL_FLAG(double, grace_s, 30.0,
 ABSL_FLAG(
     int, max_message_mib, 64,
     "Largest request and largest answer, in MiB, 1 to 1023. Clients have a limit of their own, 4 MiB by default.");
+ABSL_FLAG(int, message_memory_mib, 0,
+          "Memory for messages, in MiB, 1 to 1000000: half for requests that arrive, wait or are computed (one and a "
+          "quarter of "
+          "the largest at least), half for answers. Calls beyond it wait, and when --queue_calls do, are refused. 0: a "
+          "quarter of "
+          "the memory that this process may use.");
 ABSL_FLAG(
-    int, message_memory_mib, 0,
-    "Memory for requests that arrive, wait or are computed, in MiB, 1 to 1000000, and as much again for answers; calls "
-    "beyond it wait, and when --queue_calls do they are refused. 0: an eighth of the memory that this process may "
-    "use.");
-ABSL_FLAG(double, stall_s, 60.0,
-          "Seconds for which a caller may keep memory that others wait for, without sending its request or taking its "
-          "answer, 0.1 to 86400.");
+    double, stall_s, 60.0,
+    "Seconds that a message may take on its way from or to a caller while others wait for its memory, 0.1 to 86400.");
 ABSL_FLAG(int, threads, 0, "Computing threads, 1 to 1024; 0: as many as the CPUs this process may use.");
 ABSL_FLAG(
     std::string, simd, "auto",

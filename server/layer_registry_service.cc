@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "lib/base/errors.h"
 #include "lib/resident/layer_bytes.h"
+#include "server/deadline.h"
 #include "server/log.h"
 #include "wire/layer_codec.h"
 #include "wire/message_codec.h"
@@ -304,7 +305,7 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
         return FinishWith(*this, *context_,
                           MissingField("name", "expected models/{model}/layers/{layer}, got nothing"));
       }
-      service_.registry_.library().Acquire(message.name(), absl::FromChrono(context_->deadline()),
+      service_.registry_.library().Acquire(message.name(), DeadlineOf(*context_),
                                            [this](auto layer) { Begin(std::move(layer)); });
     });
     if (!status.ok()) FinishWith(*this, *context_, status);

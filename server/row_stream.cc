@@ -14,7 +14,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
+#include "server/deadline.h"
 #include "server/layer_call.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
@@ -56,14 +58,18 @@ class RowStream final : public RowStreamReactor {
         context_(context),
         read_wait_([this](const absl::Status& status) { EndStalledRead(status); }),
         write_wait_([this](const absl::Status&) { context_->TryCancel(); }) {
-    call_context_.deadline = absl::FromChrono(context->deadline());
+    call_context_.deadline = DeadlineOf(*context);
     call_context_.cancelled = cancelled_;
     absl::Status status = entered_ = admission_.gate.Enter();
     if (status.ok()) {
       auto ticket = admission_.messages.Wait(max_first_bytes_ + (kMostChunks - 1) * kMostChunkBytes,
-                                             call_context_.deadline, [this](ByteBudget::Share share) {
+                                             call_context_.deadline, [this](absl::StatusOr<ByteBudget::Share> share) {
                                                std::unique_lock<std::mutex> lock(mutex_);
-                                               memory_ = std::move(share);
+                                               if (share.ok()) {
+                                                 memory_ = *std::move(share);
+                                               } else {
+                                                 End(share.status());
+                                               }
                                                queued_ = false;
                                                Go(lock);
                                              });
@@ -141,6 +147,11 @@ class RowStream final : public RowStreamReactor {
     const auto size = static_cast<int64_t>(message_.Length());
     const bool is_first = !first_;
     if (is_first) memory_.ShrinkTo(std::max(size, kMostChunkBytes) + (kMostChunks - 1) * kMostChunkBytes);
+    if (!is_first && size > kMostChunkBytes) {
+      message_.Clear();
+      return TooLarge("", "MESSAGE_TOO_LARGE",
+                      absl::StrCat("expected rows in a message of at most ", kMostChunkBytes, " bytes, got ", size));
+    }
     try {
       auto message = std::make_shared<typename Kind::StreamRequest>();
       const auto storage = wire::ReceiveMessage(message_, is_first ? max_first_bytes_ : kMostChunkBytes, message);

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lib/base/errors.h"
 #include "server/half_close.h"
 #include "server/log.h"
 #include "wire/http2_settings.h"
@@ -62,6 +63,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   std::unique_ptr<Server> server(new Server(options, engine, registry));
 
   grpc::ServerBuilder builder;
+  // Each call that is open takes some memory, whatever is said of it.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kHttp2WindowBytes);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameBytes);
@@ -144,6 +147,8 @@ int64_t Server::Drain(absl::Duration grace) {
     draining_ = true;
     server_->GetHealthCheckService()->SetServingStatus(false);
   }
+  admission_.gate.Close();
+  admission_.messages.Close(Draining());
   const int64_t unfinished = admission_.gate.Drain(absl::Now() + grace);
   HalfCloseConnections(ports_, paths_);
   // What is open after that is cancelled: calls past the grace, and connections whose callers do not close them.

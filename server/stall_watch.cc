@@ -57,8 +57,8 @@ void StallWatch::Watch() {
       ending_ = &stalled;
       lock.unlock();
       stalled.EndStalled(
-          Overloaded(absl::StrCat("busy: others wait for memory, and this call's caller has neither sent nor "
-                                  "taken anything for ",
+          Overloaded(absl::StrCat("busy: others wait for memory, and this call's message has been on its way for "
+                                  "more than ",
                                   absl::FormatDuration(limit_), " (--stall_s)"),
                      kRetryDelayMs));
       lock.lock();

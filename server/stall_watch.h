@@ -1,5 +1,4 @@
-// Ends calls whose callers keep memory that others want: who have begun a request and do not go on with it, or do not take
-// their answer.
+// Ends calls whose callers keep memory that others want, since they take too long to send a request or to take an answer.
 #ifndef LAYERD_SERVER_STALL_WATCH_H_
 #define LAYERD_SERVER_STALL_WATCH_H_
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/base/errors.h"
+#include "server/deadline.h"
 #include "server/layer_call.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
@@ -26,7 +27,7 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
  public:
   UnaryCall(const UnaryCallContext& service, grpc::GenericCallbackServerContext* context)
       : service_(service), context_(context) {
-    call_context_.deadline = absl::FromChrono(context->deadline());
+    call_context_.deadline = DeadlineOf(*context);
     call_context_.cancelled = cancelled_;
     absl::Status status = entered_ = admission().gate.Enter();
     if (status.ok()) status = service_.engine.CheckAdmission(call_context_);
@@ -74,7 +75,9 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
       return absl::OkStatus();
     }
     auto ticket = admission().messages.Wait(service_.max_message_bytes, call_context_.deadline,
-                                            [this](ByteBudget::Share share) { Receive(std::move(share)); });
+                                            [this](absl::StatusOr<ByteBudget::Share> share) {
+                                              share.ok() ? Receive(*std::move(share)) : FinishWith(share.status());
+                                            });
     if (ticket.ok()) ticket_ = *ticket;  // OnCancel(), which looks at it, comes after the constructor
     return std::move(ticket).status();
   }

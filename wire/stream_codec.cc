@@ -1,8 +1,11 @@
 #include "wire/stream_codec.h"
 
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
+#include "lib/base/shape.h"
 #include "lib/layers/layer.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/normalize_codec.h"
@@ -26,16 +29,29 @@ absl::Status CheckPlace(const Request& request, bool is_first, bool has_rows) {
   return absl::OkStatus();
 }
 
-// What is left is for all chunks: without rows, and in memory of its own.
+// Rows of one stream are all of one kind.
+absl::Status CheckLikeFirst(const Tensor& first, const Tensor& rows) {
+  if (rows.dtype() != first.dtype()) {
+    return InvalidField("input.dtype", "DTYPE_MISMATCH",
+                        absl::StrCat("expected ", std::string(Name(first.dtype())), " as in the first message, got ",
+                                     std::string(Name(rows.dtype()))));
+  }
+  if (rows.rank() == 0 || first.rank() == 0 || rows.shape().back() == first.shape().back()) return absl::OkStatus();
+  return InvalidField("input.shape", "SHAPE_MISMATCH",
+                      absl::StrCat("expected the last dimension ", first.shape().back(),
+                                   " as in the first message, got ", ToString(rows.shape())));
+}
+
+// What is left is for all chunks: without rows, but their outline, and in memory of its own.
 void Keep(NormalizeCall& call) {
-  call.inputs.input = Tensor();
+  call.inputs.input = Tensor::WithoutData(call.inputs.input.dtype(), call.inputs.input.shape());
   call.inputs.residual.reset();
   call.inputs.gate.reset();
   if (call.inputs.gamma) call.inputs.gamma = call.inputs.gamma->Together();
   if (call.inputs.beta) call.inputs.beta = call.inputs.beta->Together();
 }
 void Keep(FeedForwardCall& call) {
-  call.input = Tensor();
+  call.input = Tensor::WithoutData(call.input.dtype(), call.input.shape());
   GatherWeights(call.weights);
 }
 
@@ -59,6 +75,7 @@ absl::StatusOr<NormalizeCall> DecodeChunk(const v1::StreamNormalizeRequest& requ
   NormalizeCall call = *first;
   auto input = DecodeTensor(request.input(), storage);
   if (!input.ok()) return Under("input", input.status());
+  if (auto status = CheckLikeFirst(first->inputs.input, *input); !status.ok()) return status;
   call.inputs.input = *std::move(input);
   for (const auto& status :
        {DecodeOptionalTensor("residual", request.has_residual(), request.residual(), storage, call.inputs.residual),
@@ -76,6 +93,7 @@ absl::StatusOr<FeedForwardCall> DecodeChunk(const v1::StreamFeedForwardRequest& 
   FeedForwardCall call = *first;
   auto input = DecodeTensor(request.input(), storage);
   if (!input.ok()) return Under("input", input.status());
+  if (auto status = CheckLikeFirst(first->input, *input); !status.ok()) return status;
   call.input = *std::move(input);
   return call;
 }

@@ -45,6 +45,7 @@ std::optional<ByteBudget::Share> ByteBudget::TryTake(int64_t bytes) {
 
 absl::StatusOr<ByteBudget::Ticket> ByteBudget::Wait(int64_t bytes, absl::Time deadline, Granted granted) {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (!closed_.ok()) return closed_;
   const double seconds = ExpectedSeconds();
   // The first in line may always try: how fast the line moved some time ago says little.
   if (!line_.empty() && (line_.size() >= waiting_limit_ || absl::Now() + absl::Seconds(seconds) > deadline)) {
@@ -57,6 +58,18 @@ absl::StatusOr<ByteBudget::Ticket> ByteBudget::Wait(int64_t bytes, absl::Time de
   line_.emplace(ticket, Waiting{bytes, std::move(granted)});
   Advance(lock);
   return ticket;
+}
+
+void ByteBudget::Close(const absl::Status& error) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  closed_ = error;
+  while (!line_.empty()) {
+    Waiting first = std::move(line_.begin()->second);
+    line_.erase(line_.begin());
+    lock.unlock();
+    first.granted(error);
+    lock.lock();
+  }
 }
 
 bool ByteBudget::Leave(Ticket ticket) {

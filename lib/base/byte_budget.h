@@ -42,7 +42,7 @@ class ByteBudget {
 
   // A place in the line.
   using Ticket = uint64_t;
-  using Granted = absl::AnyInvocable<void(Share)>;
+  using Granted = absl::AnyInvocable<void(absl::StatusOr<Share>)>;
 
   // At most `waiting_limit` may stand in line; `flag` is what sets `bytes`.
   ByteBudget(int64_t bytes, int waiting_limit, std::string_view flag);
@@ -55,6 +55,8 @@ class ByteBudget {
   // and the line is full, or `deadline` is expected to pass before it is this one's turn: as measured by how fast the line
   // moves.
   absl::StatusOr<Ticket> Wait(int64_t bytes, absl::Time deadline, Granted granted);
+  // From now on nobody waits: those in line are granted `error`, and so is whoever comes.
+  void Close(const absl::Status& error);
   // Leaves the line. True: it still stood there, and nothing will be granted.
   bool Leave(Ticket ticket);
 
@@ -83,6 +85,7 @@ class ByteBudget {
   int64_t held_ = 0;
   Ticket tickets_ = 0;
   std::map<Ticket, Waiting> line_;
+  absl::Status closed_;
   bool serving_ = false;             // a thread is in Advance()
   Clock::time_point moved_;          // when the line began, or last moved
   double mean_turn_seconds_ = 0.0;   // from one turn to the next; exponentially weighted

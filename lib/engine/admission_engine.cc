@@ -33,9 +33,10 @@ AdmissionEngine::~AdmissionEngine() {
 absl::Status AdmissionEngine::CheckTime(absl::Time now, absl::Time deadline, double work) const {
   const absl::Duration late = ledger_.Lateness(now, deadline, work);
   if (late <= absl::ZeroDuration()) return absl::OkStatus();
-  return Overloaded(absl::StrCat("busy: the calls that were accepted take ", absl::FormatDuration(ledger_.Backlog()),
-                                 ", and the deadline is in ", absl::FormatDuration(deadline - now)),
-                    std::clamp<int64_t>(absl::ToInt64Milliseconds(late) + 1, 10, 60000));
+  return Overloaded(
+      absl::StrCat("busy: expected to take ", absl::FormatDuration(deadline - now + late),
+                   " beside what was accepted before, and the deadline is in ", absl::FormatDuration(deadline - now)),
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(late) + 1, 10, 60000));
 }
 
 absl::StatusOr<WorkLedger::Entry> AdmissionEngine::Enter(absl::Time deadline, double work) {

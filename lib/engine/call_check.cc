@@ -41,7 +41,8 @@ absl::StatusOr<CallCost> CheckCall(const NormalizeCall& call, const CallLimits& 
   const int64_t output_bytes = elements * static_cast<int64_t>(SizeOf(output_dtype));
   if (auto status = CheckOutputMemory(call, output_dtype, output_bytes); !status.ok()) return status;
   // Rows of an output that goes elsewhere may be any number, but a row must be as in any other call.
-  double bytes = call.output_memory ? Bytes(extent->dim, output_dtype) : static_cast<double>(output_bytes);
+  double bytes = static_cast<double>(output_bytes);
+  if (call.output_memory) bytes = std::min(bytes, Bytes(extent->dim, output_dtype));
   if (call.inputs.residual) bytes += Bytes(elements, call.inputs.input.dtype());
   if (call.intermediates) bytes += 2 * Bytes(elements / extent->group_size, DType::kFloat32);
   if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
@@ -58,7 +59,9 @@ absl::StatusOr<CallCost> CheckCall(const FeedForwardCall& call, const CallLimits
   const int64_t output_bytes = extent->rows * extent->out_dim * static_cast<int64_t>(SizeOf(output_dtype));
   if (auto status = CheckOutputMemory(call, output_dtype, output_bytes); !status.ok()) return status;
   double bytes = static_cast<double>(extent->rows) * AnswerBytesPerRow(*extent, output_dtype, call.intermediates);
-  if (call.output_memory) bytes += Bytes(extent->out_dim, output_dtype) - static_cast<double>(output_bytes);
+  if (call.output_memory) {
+    bytes -= std::max(0.0, static_cast<double>(output_bytes) - Bytes(extent->out_dim, output_dtype));
+  }
   if (auto status = CheckAnswer(bytes, limits.max_answer_bytes); !status.ok()) return status;
   const double flops = FeedForwardFlops(call.spec, *extent);
   if (auto status = CheckVerify(call.verify, flops, limits.max_verify_flops); !status.ok()) return status;

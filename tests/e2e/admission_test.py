@@ -42,12 +42,13 @@ class Unread:
         yield norm_request([[3, 4]])
 
 
-def connection_that_takes_nothing(port, method, request):
-    """A connection that has called `method`, whose answer has begun, and announces no more room for it than HTTP/2 begins with."""
+def call_by_hand(port, method, request, **more_headers):
+    """A connection that has called `method`, and announces no more room for the answer than HTTP/2 begins with."""
     def frame(kind, flags, stream, payload):
         return len(payload).to_bytes(3, 'big') + bytes([kind, flags]) + stream.to_bytes(4, 'big') + payload
     headers = {':method': 'POST', ':scheme': 'http', ':path': method, ':authority': 'layerd', 'te': 'trailers',
                'content-type': 'application/grpc'}
+    headers.update({name.replace('_', '-'): value for name, value in more_headers.items()})
     block = b''.join(bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
                      for name, value in headers.items())
     message = request.SerializeToString()
@@ -57,9 +58,6 @@ def connection_that_takes_nothing(port, method, request):
     connection = socket.create_connection(('127.0.0.1', port), timeout=60)
     connection.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + frame(4, 0, 0, b'') + frame(1, 4, 1, block)
                        + b''.join(frame(0, int(part is data[-1]), 1, part) for part in data))
-    received = 0
-    while received < 32768:
-        received += len(connection.recv(65536))
     return connection
 
 
@@ -168,7 +166,10 @@ class Stalls(unittest.TestCase):
         with Daemon('--message_memory_mib=80', '--stall_s=0.5') as daemon:
             stub = daemon.stub()
             stub.FeedForward(request, timeout=60)
-            with connection_that_takes_nothing(daemon.port, '/layerd.v1.LayerService/FeedForward', request):
+            with call_by_hand(daemon.port, '/layerd.v1.LayerService/FeedForward', request) as connection:
+                received = 0
+                while received < 32768:  # the answer has begun, and more of it is not taken
+                    received += len(connection.recv(65536))
                 deadline = time.monotonic() + 60
                 refused = False
                 while True:
@@ -185,6 +186,17 @@ class Stalls(unittest.TestCase):
 
 
 class Time(unittest.TestCase):
+    def test_a_deadline_in_the_far_future_is_none(self):
+        with Daemon() as daemon:
+            for timeout in ('1H', '2562000H', '3000000H', '9999999H', '99999999H'):
+                with call_by_hand(daemon.port, NORMALIZE, norm_request([[1, 2]]), grpc_timeout=timeout) as connection:
+                    received = b''
+                    while b'grpc-status' not in received or len(received.partition(b'grpc-status')[2]) < 2:
+                        part = connection.recv(65536)
+                        self.assertTrue(part, received)
+                        received += part
+                    self.assertEqual(received.partition(b'grpc-status')[2][:2], b'\x010', timeout)
+
     def test_a_call_that_would_be_late_is_refused_at_once(self):
         with Daemon(SLOW_ALLOWED, '--threads=1') as daemon:
             stub, other = daemon.stub(), daemon.stub()

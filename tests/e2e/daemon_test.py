@@ -415,6 +415,27 @@ class Draining(unittest.TestCase):
                 self.assertIn(call.code(), (UNAVAILABLE, grpc.StatusCode.CANCELLED))
             self.assertRegex(daemon.log(), 'level=warning event=stopped')
 
+    def test_calls_in_line_for_memory_are_told_at_once(self):
+        with Daemon('--message_memory_mib=1', '--grace_s=2') as daemon:
+            started = threading.Event()
+
+            def messages():
+                started.set()
+                time.sleep(30)
+                yield norm_request([[1, 2]])
+            # Its message does not come, and it has all of the memory.
+            holder = daemon.channel().stream_unary('/layerd.v1.LayerService/Normalize').future(messages(), timeout=60)
+            started.wait(60)
+            time.sleep(0.5)
+            waiting = daemon.stub().Normalize.future(norm_request([[1, 2]]), timeout=60)
+            time.sleep(0.5)
+            self.assertFalse(waiting.done())
+            daemon.send_signal(signal.SIGTERM)
+            error = RichError(waiting)
+            self.assertEqual((error.code, error.reason), (UNAVAILABLE, 'DRAINING'), error)
+            self.assertEqual(daemon.wait(30), 0)
+            self.assertNotEqual(holder.code(), grpc.StatusCode.OK)
+
     def test_a_second_signal_ends_it_without_waiting(self):
         with Daemon(SLOW_ALLOWED, '--grace_s=300', '--threads=1') as daemon:
             call = daemon.stub().FeedForward.future(slow_request(4000), timeout=300)

@@ -166,7 +166,7 @@ class Errors(unittest.TestCase):
                     ([rows_in_the_first], 0, INVALID, 'input'),
                     ([empty], 0, INVALID, 'call'),
                     ([first_norm(1), empty], 1, INVALID, 'input'),
-                    ([first_norm(1), wide], 1, INVALID, 'gamma.shape'),
+                    ([first_norm(1), wide], 1, INVALID, 'input.shape'),
                     ([unknown], 0, grpc.StatusCode.NOT_FOUND, None)):
                 got, error = self.failure(stub, messages)
                 self.assertEqual((got, error.code), (count, code), error)
@@ -178,7 +178,7 @@ class Errors(unittest.TestCase):
         # The stream is still being read then: the caller has not said that this was all.
         with Daemon() as daemon:
             stub, over = daemon.stub(), threading.Event()
-            for messages, count, field in (([first_norm(1), more_norm(1, 2, width=65)], 1, 'gamma.shape'),
+            for messages, count, field in (([first_norm(1), more_norm(1, 2, width=65)], 1, 'input.shape'),
                                            ([first_norm(1), layer_pb.StreamNormalizeRequest()], 1, 'input'),
                                            ([layer_pb.StreamNormalizeRequest()], 0, 'call')):
                 def ask(messages=messages):
@@ -187,6 +187,17 @@ class Errors(unittest.TestCase):
                 got, error = self.failure(stub, ask())
                 self.assertEqual((got, error.code, [path for path, _, _ in error.fields]), (count, INVALID, [field]))
             over.set()
+
+    def test_rows_of_another_kind_than_the_first_are_refused(self):
+        with Daemon() as daemon:
+            for rows, field in ((tensor(np.ones((2, 8)), BFLOAT16), 'input.dtype'), (tensor(np.ones((2, 9))), 'input.shape')):
+                messages = [plain_norm(1, 8), layer_pb.StreamNormalizeRequest(input=rows)]
+                answers = daemon.stub().StreamNormalize(iter(messages), timeout=60)
+                next(answers)
+                with self.assertRaises(grpc.RpcError) as raised:
+                    next(answers)
+                error = RichError(raised.exception)
+                self.assertEqual((error.code, error.fields[0][0]), (INVALID, field), error)
 
     def test_a_chunk_that_is_too_large_is_refused_by_name(self):
         chunk = layer_pb.StreamNormalizeRequest(input=tensor(np.ones((300, 4096))))

@@ -19,8 +19,12 @@ constexpr absl::Time kNoDeadline = absl::InfiniteFuture();
 // Keeps what is granted, with its number.
 struct Granting {
   std::vector<std::pair<int, ByteBudget::Share>> shares;
+  std::vector<absl::Status> errors;
   ByteBudget::Granted As(int number) {
-    return [this, number](ByteBudget::Share share) { shares.emplace_back(number, std::move(share)); };
+    return [this, number](absl::StatusOr<ByteBudget::Share> share) {
+      if (!share.ok()) return errors.push_back(share.status());
+      shares.emplace_back(number, *std::move(share));
+    };
   }
 };
 
@@ -123,6 +127,19 @@ TEST(ByteBudgetTest, ADeadlineBeforeTheTurnIsRefusedExceptOfTheFirstInLine) {
   EXPECT_EQ(granting.shares.size(), 2);
 }
 
+TEST(ByteBudgetTest, ClosedTellsThoseInLineAndThoseWhoComeThen) {
+  ByteBudget budget(100, 5, "--flag");
+  Granting granting;
+  auto held = budget.TryTake(100);
+  for (const int number : {1, 2}) ASSERT_TRUE(budget.Wait(10, kNoDeadline, granting.As(number)).ok());
+  budget.Close(Draining());
+  ASSERT_EQ(granting.errors.size(), 2);
+  EXPECT_EQ(DetailsOf(granting.errors[0]).reason, "DRAINING");
+  EXPECT_EQ(budget.Wait(10, kNoDeadline, granting.As(3)).status(), Draining());
+  held.reset();
+  EXPECT_TRUE(granting.shares.empty());
+}
+
 TEST(ByteBudgetTest, FullTellsWhatIsHeld) {
   ByteBudget budget(100, 1, "--flag");
   auto held = budget.TryTake(70);
@@ -134,8 +151,8 @@ TEST(ByteBudgetTest, ManyThreadsNeverHoldMoreThanTheBudget) {
   ByteBudget budget(100, 8000, "--flag");
   std::atomic<int64_t> held = 0, most = 0;
   std::atomic<int> granted = 0;
-  const auto hold = [&](ByteBudget::Share share) {
-    const int64_t bytes = share.bytes();
+  const auto hold = [&](const absl::StatusOr<ByteBudget::Share>& share) {
+    const int64_t bytes = share->bytes();
     const int64_t now = held.fetch_add(bytes) + bytes;
     for (int64_t seen = most.load(); now > seen && !most.compare_exchange_weak(seen, now);) {
     }

@@ -102,7 +102,7 @@ TEST_F(AdmissionEngineTest, ACallThatWouldBeLateIsRefusedAtOnceAndSoIsOneThatIsN
   EXPECT_FALSE(first.has_value());
   engine.Normalize(heavy, [&](const Result& result) { second = result.status(); });
   ASSERT_TRUE(second.has_value());
-  ExpectBusy(*second, "busy: the calls that were accepted take 1.");
+  ExpectBusy(*second, "beside what was accepted before, and the deadline is in 1.");
   ExpectBusy(engine.CheckAdmission(soon), "and the deadline is in 1.");
   EXPECT_TRUE(engine.CheckAdmission({}).ok());
   for (int i = 0; i < 3; ++i) inner_.Answer(absl::InternalError("not computed"));
