@@ -60,6 +60,7 @@ class RowStream final : public RowStreamReactor {
         write_wait_([this](const absl::Status&) { context_->TryCancel(); }) {
     call_context_.deadline = DeadlineOf(*context);
     call_context_.cancelled = cancelled_;
+    call_context_.waits = true;
     absl::Status status = entered_ = admission_.gate.Enter();
     if (status.ok()) {
       auto ticket = admission_.messages.Wait(max_first_bytes_ + (kMostChunks - 1) * kMostChunkBytes,

@@ -99,7 +99,7 @@ absl::Status BatchingEngine::CheckAdmission(const CallContext& /*context*/) {
 absl::Status BatchingEngine::Enqueue(std::unique_ptr<QueuedCall>& call) {
   std::unique_lock<std::mutex> lock(mutex_);
   const bool gathers = ripener_.joinable() && call->traits.kind && !stopping_;
-  if (gathers || !HasRoom(call->traits.heavy)) {
+  if (!call->context().waits && (gathers || !HasRoom(call->traits.heavy))) {
     if (auto status = CheckQueue(lock); !status.ok()) return status;
   }
   queue_.Push(std::move(call),

@@ -30,6 +30,8 @@ struct CallContext {
   absl::Time deadline = absl::InfiniteFuture();
   // Set by the caller when it no longer wants the answer; null: it never will be.
   std::shared_ptr<const std::atomic<bool>> cancelled;
+  // It waits though the queue is full: for callers who bound by themselves how many calls they bring at a time.
+  bool waits = false;
 };
 
 // OK as long as the answer is wanted; DEADLINE_EXCEEDED or CANCELLED after that. Threads: any.

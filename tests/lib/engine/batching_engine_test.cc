@@ -332,11 +332,15 @@ TEST_F(BatchingEngineTest, AFullQueueRefusesWithADelay) {
   Answers answers = SendAll(std::vector(3, CallOf(a_, 1)));
   const auto refused = Send(CallOf(a_, 1));
   ExpectError(*refused, absl::StatusCode::kResourceExhausted);
+  FeedForwardCall patient = CallOf(b_, 1);
+  patient.context.waits = true;
+  answers.push_back(Send(patient));
   EXPECT_EQ(DetailsOf((*refused)->status()).reason, "OVERLOADED");
   EXPECT_GE(DetailsOf((*refused)->status()).retry_delay_ms.value_or(-1), 1);
   EXPECT_EQ(inner_.Answer(), "1x16");
   answers.push_back(Send(CallOf(a_, 1)));  // the two have left the queue
   EXPECT_EQ(inner_.Answer(), "2x16");
+  EXPECT_EQ(inner_.Answer(), "1x16");
   EXPECT_EQ(inner_.Answer(), "1x16");
   for (const auto& answer : answers) EXPECT_TRUE((*answer)->ok());
 }
