@@ -417,23 +417,30 @@ class Draining(unittest.TestCase):
 
     def test_calls_in_line_for_memory_are_told_at_once(self):
         with Daemon('--message_memory_mib=1', '--grace_s=2') as daemon:
-            started = threading.Event()
+            go_on = threading.Event()
 
             def messages():
-                started.set()
-                time.sleep(30)
+                go_on.wait(60)
                 yield norm_request([[1, 2]])
             # Its message does not come, and it has all of the memory.
             holder = daemon.channel().stream_unary('/layerd.v1.LayerService/Normalize').future(messages(), timeout=60)
-            started.wait(60)
-            time.sleep(0.5)
-            waiting = daemon.stub().Normalize.future(norm_request([[1, 2]]), timeout=60)
-            time.sleep(0.5)
+            stub = daemon.stub()
+
+            def taken():
+                try:
+                    stub.Normalize(norm_request([[1, 2]]), timeout=0.2)
+                except grpc.RpcError as error:
+                    return error.code() == DEADLINE_EXCEEDED
+                return False
+            self.assertTrue(until(taken))
+            waiting = stub.Normalize.future(norm_request([[1, 2]]), timeout=60)
+            time.sleep(1)
             self.assertFalse(waiting.done())
             daemon.send_signal(signal.SIGTERM)
             error = RichError(waiting)
             self.assertEqual((error.code, error.reason), (UNAVAILABLE, 'DRAINING'), error)
             self.assertEqual(daemon.wait(30), 0)
+            go_on.set()
             self.assertNotEqual(holder.code(), grpc.StatusCode.OK)
 
     def test_a_second_signal_ends_it_without_waiting(self):
