@@ -16,7 +16,7 @@ from harness import BFLOAT16, FLOAT32, Daemon, RichError, layer_pb, tensor
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 # Streams that are cancelled; the patient, under AddressSanitizer, take 10000.
-CANCELLED = int(os.environ.get('LAYERD_TEST_CANCELLED', '1000'))
+CANCELLED = int(os.environ.get('LAYERD_TEST_CANCELLED', '300'))
 NORM = layer_pb.NormalizeSpec(kind=layer_pb.NORM_KIND_LAYER_NORM, gate_position=layer_pb.GATE_POSITION_LAST,
                               rounding=layer_pb.NORM_ROUNDING_AFTER_GAMMA)
 SWIGLU = layer_pb.FeedForwardSpec(form=layer_pb.FEED_FORWARD_FORM_GATED, activation=layer_pb.ACTIVATION_SILU,
