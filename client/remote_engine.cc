@@ -111,9 +111,9 @@ struct RemoteEngine::Impl {
                        absl::StatusOr<Result> result =
                            status.ok() ? Read<Response, Result>(sent.response, sent.call, sent.output)
                                        : wire::DecodeStatus(status);
-                       Done answer = std::move(sent.done);
-                       answered.reset();
-                       answer(std::move(result));
+                       sent.call.reset();
+                       sent.done(std::move(result));
+                       answered.reset();  // takes a while, and nobody waits for it
                        std::lock_guard<std::mutex> lock(mutex);
                        if (--under_way == 0) idle.notify_all();
                      });

@@ -104,9 +104,7 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
 
   // The same, if that is a matter of microseconds.
   std::optional<absl::StatusOr<Call>> ReadAtOnce() {
-    // What is copied well within 50 µs.
-    constexpr size_t kCopiedAtOnce = 65536;
-    if (bytes_.Length() <= kCopiedAtOnce) return Read();
+    if (bytes_.Length() <= wire::kCopiedMessageBytes) return Read();
     try {
       auto message = std::make_shared<typename Kind::Request>();
       auto storage = wire::ReceiveAtOnce(bytes_, service_.max_message_bytes, message);

@@ -5,6 +5,7 @@
 #include <grpcpp/support/slice.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "wire/tensor_fields.h"
@@ -31,6 +33,8 @@ absl::Status Malformed(const google::protobuf::MessageLite& message, absl::strin
 
 // gRPC does not tell whether a message came compressed. It need not: the first byte of gzip, 0x1F, is a tag of wire type
 // 7 to protobuf, which does not exist, so no message begins with it.
+bool IsGzip(const uint8_t (&head)[2]) { return head[0] == 0x1F && head[1] == 0x8B; }
+
 bool IsGzip(const std::vector<grpc::Slice>& slices) {
   uint8_t head[2] = {};
   size_t got = 0;
@@ -38,7 +42,7 @@ bool IsGzip(const std::vector<grpc::Slice>& slices) {
     for (size_t i = 0; i < slice.size() && got < 2; ++i) head[got++] = slice.begin()[i];
     if (got == 2) break;
   }
-  return got == 2 && head[0] == 0x1F && head[1] == 0x8B;
+  return IsGzip(head);
 }
 
 // What the gzip stream in `slices` holds, if that is at most `max_bytes`.
@@ -145,6 +149,18 @@ std::optional<ReceivedStorage> Apart(const std::shared_ptr<const Plain>& plain,
   return ReceivedStorage(std::move(message), std::move(apart));
 }
 
+// Whether `message` could be parsed as it is. False, and nothing is lost, where it should be looked at more closely.
+bool ParseAsItIs(grpc::ByteBuffer& bytes, google::protobuf::MessageLite& message) {
+  grpc::ProtoBufferReader reader(&bytes);
+  const void* data = nullptr;
+  int size = 0;
+  if (!reader.Next(&data, &size) || size < 2) return false;
+  const auto* head = static_cast<const uint8_t*>(data);
+  if (IsGzip({head[0], head[1]})) return false;
+  reader.BackUp(size);
+  return message.ParseFromZeroCopyStream(&reader);
+}
+
 // A slice that shares the tensor's memory.
 grpc::Slice Share(const Tensor& tensor) {
   auto* owner = new Tensor(tensor);
@@ -171,10 +187,13 @@ std::optional<ReceivedStorage> ReceiveAtOnce(const grpc::ByteBuffer& bytes, int6
 
 absl::StatusOr<ReceivedStorage> ReceiveMessage(grpc::ByteBuffer& bytes, int64_t max_bytes,
                                                std::shared_ptr<google::protobuf::Message> message) {
+  if (bytes.Length() <= std::min<size_t>(kCopiedMessageBytes, max_bytes) && ParseAsItIs(bytes, *message)) {
+    return ReceivedStorage(std::move(message));
+  }
   const auto plain = std::make_shared<Plain>();
   if (auto status = Open(bytes, max_bytes, *message, *plain); !status.ok()) return status;
   const size_t size = plain->is_unpacked ? plain->unpacked.size() : bytes.Length();
-  if (size >= kApartBytes) {
+  if (size > kCopiedMessageBytes) {
     if (auto storage = Apart(plain, message)) return *std::move(storage);
   }
   if (auto status = Parse(*plain, bytes, *message); !status.ok()) return status;
@@ -193,14 +212,16 @@ absl::Status SerializeMessage(const google::protobuf::MessageLite& message, grpc
 absl::Status SendMessage(const google::protobuf::Message& message, const SentStorage& storage,
                          grpc::ByteBuffer& bytes) {
   if (storage.empty()) return SerializeMessage(message, bytes);
-  std::vector<grpc::Slice> slices;
-  size_t size = 0;
-  for (const Part& part : Joined(message, storage)) {
-    if (!part.bytes.empty()) slices.emplace_back(part.bytes);
-    if (part.tensor != nullptr) slices.push_back(Share(*part.tensor));
-    size += part.bytes.size() + (part.tensor == nullptr ? 0 : part.tensor->num_bytes());
+  const Joined joined = Join(message, storage);
+  if (auto status = CheckLegal(joined.size()); !status.ok()) return status;
+  absl::InlinedVector<grpc::Slice, 8> slices;
+  size_t sent = 0;
+  for (const auto& [at, tensor] : joined.elements) {
+    if (at > sent) slices.emplace_back(joined.bytes.data() + sent, at - sent);
+    slices.push_back(Share(*tensor));
+    sent = at;
   }
-  if (auto status = CheckLegal(size); !status.ok()) return status;
+  if (sent < joined.bytes.size()) slices.emplace_back(joined.bytes.data() + sent, joined.bytes.size() - sent);
   bytes = grpc::ByteBuffer(slices.data(), slices.size());
   return absl::OkStatus();
 }

@@ -27,6 +27,9 @@ namespace layerd::wire {
 // bounded by max_bytes.
 absl::Status ParseMessage(grpc::ByteBuffer& bytes, int64_t max_bytes, google::protobuf::MessageLite& message);
 
+// Messages of no more bytes are copied in less time than it takes to leave their tensors where they are.
+inline constexpr size_t kCopiedMessageBytes = 65536;
+
 // The same of a message with tensors: the elements of large ones stay where they are in `bytes`, or in what was unpacked,
 // and are empty in `message`. The result keeps all of it alive; `bytes` may be cleared.
 absl::StatusOr<ReceivedStorage> ReceiveMessage(grpc::ByteBuffer& bytes, int64_t max_bytes,

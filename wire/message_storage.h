@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "layerd/v1/tensor.pb.h"
 #include "lib/base/memory_place.h"
@@ -24,7 +25,7 @@ namespace layerd::wire {
 inline constexpr size_t kApartBytes = 8192;
 
 // Pieces of memory that follow one another.
-using Pieces = std::vector<absl::Span<const std::byte>>;
+using Pieces = absl::InlinedVector<absl::Span<const std::byte>, 4>;
 
 // Of a message that was received. Copies share. Threads: const access from any.
 class ReceivedStorage {
@@ -90,7 +91,7 @@ class SentStorage {
   std::optional<v1::SharedMemory> ReferenceTo(absl::Span<const std::byte> memory) const;
 
  private:
-  std::vector<std::pair<const v1::Tensor*, Tensor>> apart_;
+  absl::InlinedVector<std::pair<const v1::Tensor*, Tensor>, 1> apart_;
   std::vector<std::pair<absl::Span<const std::byte>, v1::SharedMemory>> shared_;
 };
 

@@ -6,7 +6,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "layerd/v1/layer_service.pb.h"
 #include "lib/base/errors.h"
+#include "wire/message_routes.h"
 
 namespace layerd::wire {
 namespace {
@@ -18,14 +20,15 @@ using Visit = absl::FunctionRef<absl::Status(const v1::SharedMemory&, const std:
 
 // Visits the references in `message`, whose own path is `path`, until one is in error.
 absl::Status ForEachReference(const Message& message, const std::string& path, Visit visit) {
+  static const auto* const routes =
+      new MessageRoutes(*v1::NormalizeRequest::descriptor()->file(), *v1::SharedMemory::descriptor());
   const auto& type = *message.GetDescriptor();
   if (&type == v1::SharedMemory::descriptor()) return visit(static_cast<const v1::SharedMemory&>(message), path);
   const auto& reflection = *message.GetReflection();
-  for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor& field = *type.field(i);
-    if (field.message_type() == nullptr || field.is_repeated() || !reflection.HasField(message, &field)) continue;
-    auto status = ForEachReference(reflection.GetMessage(message, &field),
-                                   path.empty() ? field.name() : absl::StrCat(path, ".", field.name()), visit);
+  for (const FieldDescriptor* field : routes->From(type)) {
+    if (!reflection.HasField(message, field)) continue;
+    auto status = ForEachReference(reflection.GetMessage(message, field),
+                                   path.empty() ? field->name() : absl::StrCat(path, ".", field->name()), visit);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -58,8 +61,8 @@ void RegionsInUse::AddOutputTo(SentStorage& answer) const {
   answer.AddShared({place.data.get(), static_cast<size_t>(place.bytes)}, reference);
 }
 
-absl::Status FindRegions(const Message& request, const SharedRegions* regions, ReceivedStorage& storage,
-                         RegionsInUse& uses) {
+absl::Status FindAllRegions(const Message& request, const SharedRegions* regions, ReceivedStorage& storage,
+                            RegionsInUse& uses) {
   return ForEachReference(request, "", [&](const v1::SharedMemory& reference, const std::string& path) {
     if (regions == nullptr) return SharedMemoryOff(path);
     if (reference.region().empty()) {
@@ -77,6 +80,20 @@ absl::Status FindRegions(const Message& request, const SharedRegions* regions, R
     if (path == "output_memory") uses.output_.emplace(place, reference);
     return absl::OkStatus();
   });
+}
+
+// Most requests refer to nothing, which is seen without a walk through their fields.
+absl::Status FindRegions(const v1::NormalizeRequest& request, const SharedRegions* regions, ReceivedStorage& storage,
+                         RegionsInUse& uses) {
+  const bool may_refer = request.has_output_memory() || request.input().has_shared_memory() || request.has_gamma() ||
+                         request.has_beta() || request.has_residual() || request.has_gate();
+  return may_refer ? FindAllRegions(request, regions, storage, uses) : absl::OkStatus();
+}
+
+absl::Status FindRegions(const v1::FeedForwardRequest& request, const SharedRegions* regions, ReceivedStorage& storage,
+                         RegionsInUse& uses) {
+  const bool may_refer = request.has_output_memory() || request.input().has_shared_memory() || request.has_weights();
+  return may_refer ? FindAllRegions(request, regions, storage, uses) : absl::OkStatus();
 }
 
 absl::Status CheckNoSharedMemory(const Message& message) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "layerd/v1/layer_service.pb.h"
 #include "layerd/v1/shared_memory.pb.h"
 #include "layerd/v1/tensor.pb.h"
 #include "lib/base/memory_place.h"
@@ -30,8 +31,8 @@ class RegionsInUse {
   void AddOutputTo(SentStorage& answer) const;
 
  private:
-  friend absl::Status FindRegions(const google::protobuf::Message& request, const SharedRegions* regions,
-                                  ReceivedStorage& storage, RegionsInUse& uses);
+  friend absl::Status FindAllRegions(const google::protobuf::Message& request, const SharedRegions* regions,
+                                     ReceivedStorage& storage, RegionsInUse& uses);
   std::vector<std::pair<std::string, std::shared_ptr<const SharedRegion>>> regions_;  // by the path of their field
   std::optional<std::pair<MemoryPlace, v1::SharedMemory>> output_;
 };
@@ -39,8 +40,10 @@ class RegionsInUse {
 // Finds the memory that `request` refers to, for DecodeCall(). `regions`: null where there is no shared memory. Errors with
 // the path of the field: INVALID_ARGUMENT for an offset outside of the region, or one that is no multiple of 64; those of
 // SharedRegions::Find(); SHARED_MEMORY_OFF.
-absl::Status FindRegions(const google::protobuf::Message& request, const SharedRegions* regions,
-                         ReceivedStorage& storage, RegionsInUse& uses);
+absl::Status FindRegions(const v1::NormalizeRequest& request, const SharedRegions* regions, ReceivedStorage& storage,
+                         RegionsInUse& uses);
+absl::Status FindRegions(const v1::FeedForwardRequest& request, const SharedRegions* regions, ReceivedStorage& storage,
+                         RegionsInUse& uses);
 
 // INVALID_ARGUMENT where `message`, of a stream, refers to shared memory.
 absl::Status CheckNoSharedMemory(const google::protobuf::Message& message);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include "layerd/v1/layer_service.pb.h"
+#include "wire/message_routes.h"
 
 namespace layerd::wire {
 namespace {
@@ -14,7 +14,6 @@ namespace {
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
-using Path = std::vector<const FieldDescriptor*>;
 
 // The kinds of value in protobuf's wire format that are in use.
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
@@ -89,32 +88,14 @@ class Reader {
   size_t position_ = 0;
 };
 
-void AddHolders(const Descriptor& type, std::set<const Descriptor*>& holders) {
-  for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor& field = *type.field(i);
-    if (field.message_type() == nullptr || field.is_repeated()) continue;
-    AddHolders(*field.message_type(), holders);
-    if (holders.count(field.message_type()) > 0) holders.insert(&type);
-  }
-}
-
-// Whether a message of `type` is a tensor, or has one in it.
-bool HoldsTensors(const Descriptor& type) {
-  static const auto* const holders = [] {
-    auto* all = new std::set<const Descriptor*>{v1::Tensor::descriptor()};
-    const auto& file = *v1::NormalizeRequest::descriptor()->file();
-    for (int i = 0; i < file.message_type_count(); ++i) AddHolders(*file.message_type(i), *all);
-    return all;
-  }();
-  return holders->count(&type) > 0;
-}
-
 // The field `number` of `type`, if it is one message with tensors in it; null otherwise.
 const FieldDescriptor* HolderAt(const Descriptor& type, uint64_t number) {
-  const FieldDescriptor* field = type.FindFieldByNumber(static_cast<int>(number));
-  const bool holds = field != nullptr && field->message_type() != nullptr && !field->is_repeated() &&
-                     HoldsTensors(*field->message_type());
-  return holds ? field : nullptr;
+  static const auto* const routes =
+      new MessageRoutes(*v1::NormalizeRequest::descriptor()->file(), *v1::Tensor::descriptor());
+  for (const FieldDescriptor* field : routes->From(type)) {
+    if (static_cast<uint64_t>(field->number()) == number) return field;
+  }
+  return nullptr;
 }
 
 // Goes through the fields of a message.
@@ -185,7 +166,7 @@ class Separator {
     return in_.position() == end;
   }
 
-  std::vector<Separated::Elements> found() && { return std::move(found_); }
+  decltype(Separated::elements) found() && { return std::move(found_); }
 
  private:
   // What was found at this path before.
@@ -196,59 +177,35 @@ class Separator {
 
   Reader in_;
   Path path_;
-  std::vector<Separated::Elements> found_;
+  decltype(Separated::elements) found_;
 };
 
-// Parts of a message and how many bytes they have.
-class Parts {
- public:
-  std::string& bytes() { return parts_.back().bytes; }
-  void AddElements(const Tensor& tensor) {
-    parts_.back().tensor = &tensor;
-    parts_.emplace_back();
-  }
-  void Add(Parts other) {
-    bytes() += other.parts_.front().bytes;
-    parts_.back().tensor = other.parts_.front().tensor;
-    std::move(other.parts_.begin() + 1, other.parts_.end(), std::back_inserter(parts_));
-  }
-  size_t size() const {
-    size_t all = 0;
-    for (const Part& part : parts_) all += part.bytes.size() + (part.tensor == nullptr ? 0 : part.tensor->num_bytes());
-    return all;
-  }
-  std::vector<Part> parts() && { return std::move(parts_); }
-
- private:
-  std::vector<Part> parts_ = std::vector<Part>(1);  // the last has no tensor
-};
-
-// Of the message `of`, whose bytes without elements are `in` up to `end`.
-Parts Join(Reader& in, size_t end, const Message& of, const SentStorage& storage) {
-  Parts parts;
+// Appends the message `of`, whose bytes without elements are `in` up to `end`.
+void AddJoined(Reader& in, size_t end, const Message& of, const SentStorage& storage, Joined& to) {
   const Descriptor& type = *of.GetDescriptor();
   while (in.position() < end) {
     Field field;
-    if (!NextField(in, end, field, parts.bytes())) break;  // cannot be: protobuf has just written it
+    if (!NextField(in, end, field, to.bytes)) break;  // cannot be: protobuf has just written it
     if ((field.tag & 7) != kBytes) continue;
     const auto number = static_cast<uint32_t>(field.number());
     if (const FieldDescriptor* holder = HolderAt(type, number)) {
       const Message& inner = of.GetReflection()->GetMessage(of, holder);
-      Parts joined = Join(in, in.position() + field.length, inner, storage);
-      PutHead(number, joined.size(), parts.bytes());
-      parts.Add(std::move(joined));
+      Joined joined;
+      AddJoined(in, in.position() + field.length, inner, storage, joined);
+      PutHead(number, joined.size(), to.bytes);
+      for (const auto& [at, tensor] : joined.elements) to.elements.push_back({to.bytes.size() + at, tensor});
+      to.bytes += joined.bytes;
     } else {
-      PutHead(number, field.length, parts.bytes());
-      in.Copy(field.length, parts.bytes());
+      PutHead(number, field.length, to.bytes);
+      in.Copy(field.length, to.bytes);
     }
   }
   if (&type == v1::Tensor::descriptor()) {
     if (const Tensor* tensor = storage.Find(static_cast<const v1::Tensor&>(of))) {
-      PutHead(v1::Tensor::kDataFieldNumber, tensor->num_bytes(), parts.bytes());
-      parts.AddElements(*tensor);
+      PutHead(v1::Tensor::kDataFieldNumber, tensor->num_bytes(), to.bytes);
+      to.elements.push_back({to.bytes.size(), tensor});
     }
   }
-  return parts;
 }
 
 }  // namespace
@@ -269,11 +226,19 @@ const v1::Tensor& TensorAt(const Message& message, const Path& path) {
   return static_cast<const v1::Tensor&>(*at);
 }
 
-std::vector<Part> Joined(const Message& message, const SentStorage& storage) {
+size_t Joined::size() const {
+  size_t all = bytes.size();
+  for (const Elements& one : elements) all += one.tensor->num_bytes();
+  return all;
+}
+
+Joined Join(const Message& message, const SentStorage& storage) {
   const std::string rest = message.SerializeAsString();
   const Pieces pieces = {{reinterpret_cast<const std::byte*>(rest.data()), rest.size()}};
   Reader in(pieces);
-  return Join(in, rest.size(), message, storage).parts();
+  Joined joined;
+  AddJoined(in, rest.size(), message, storage, joined);
+  return joined;
 }
 
 }  // namespace layerd::wire

@@ -10,21 +10,24 @@
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "wire/message_storage.h"
 
 namespace layerd::wire {
+
+// From a message to one in it.
+using Path = absl::InlinedVector<const google::protobuf::FieldDescriptor*, 4>;
 
 // The bytes of a message without the elements of large tensors.
 struct Separated {
   // Parses to the same message, but that those elements are empty.
   std::string rest;
   struct Elements {
-    std::vector<const google::protobuf::FieldDescriptor*> path;  // to the tensor
+    Path path;  // to the tensor
     Pieces pieces;
   };
-  std::vector<Elements> elements;
+  absl::InlinedVector<Elements, 2> elements;
 };
 
 // Of the bytes in `pieces`, a message of `type`. Nothing for bytes in which protobuf should look itself: those that are
@@ -33,17 +36,24 @@ inline constexpr size_t kMostRest = size_t{256} << 10;
 std::optional<Separated> Separate(const google::protobuf::Descriptor& type, const Pieces& pieces);
 
 // The tensor at `path` in `message`.
-const v1::Tensor& TensorAt(const google::protobuf::Message& message,
-                           const std::vector<const google::protobuf::FieldDescriptor*>& path);
+const v1::Tensor& TensorAt(const google::protobuf::Message& message, const Path& path);
 
-// Part of a message's bytes: those in `bytes`, then the elements of `tensor`, unless that is null.
-struct Part {
+// A message's bytes but for the elements of tensors.
+struct Joined {
   std::string bytes;
-  const Tensor* tensor = nullptr;
+  // Those of `tensor` belong between bytes[at − 1] and bytes[at].
+  struct Elements {
+    size_t at;
+    const Tensor* tensor;
+  };
+  absl::InlinedVector<Elements, 4> elements;  // by `at`
+
+  // Of the whole message.
+  size_t size() const;
 };
 
 // The bytes of `message` with the elements in `storage` put in: what protobuf would write if they were in the message.
-std::vector<Part> Joined(const google::protobuf::Message& message, const SentStorage& storage);
+Joined Join(const google::protobuf::Message& message, const SentStorage& storage);
 
 }  // namespace layerd::wire
 

@@ -4,15 +4,15 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "lib/base/dtype.h"
 
 namespace layerd {
 
-using Shape = std::vector<int64_t>;
+using Shape = absl::InlinedVector<int64_t, 4>;
 
 // More dimensions than this are refused.
 inline constexpr int kMaxRank = 8;

@@ -17,8 +17,10 @@ namespace {
 constexpr std::align_val_t kAlignment{64};
 
 std::shared_ptr<const std::byte> AllocateBytes(size_t bytes) {
+  alignas(static_cast<size_t>(kAlignment)) static constexpr std::byte kNothing{};
+  if (bytes == 0) return {std::shared_ptr<const void>(), &kNothing};
   if (bytes >= BufferPool::kLeastBytes) return BufferPool::OfProcess().Get(bytes);
-  auto* data = static_cast<std::byte*>(::operator new(bytes == 0 ? 1 : bytes, kAlignment));
+  auto* data = static_cast<std::byte*>(::operator new(bytes, kAlignment));
   return {data, [](const std::byte* p) { ::operator delete(const_cast<std::byte*>(p), kAlignment); }};
 }
 
@@ -42,8 +44,8 @@ absl::StatusOr<int64_t> CheckedElements(DType dtype, const Shape& shape, size_t 
 // Pieces of memory that follow one another.
 class Tensor::Scattered {
  public:
-  Scattered(std::shared_ptr<const void> owner, std::vector<absl::Span<const std::byte>> pieces)
-      : owner_(std::move(owner)), pieces_(std::move(pieces)) {
+  Scattered(std::shared_ptr<const void> owner, absl::Span<const absl::Span<const std::byte>> pieces)
+      : owner_(std::move(owner)), pieces_(pieces.begin(), pieces.end()) {
     begins_.reserve(pieces_.size());
     for (const auto& piece : pieces_) {
       begins_.push_back(bytes_);
@@ -128,8 +130,8 @@ absl::StatusOr<Tensor> Tensor::Adopt(DType dtype, Shape shape, std::shared_ptr<c
 }
 
 absl::StatusOr<Tensor> Tensor::AdoptPieces(DType dtype, Shape shape, std::shared_ptr<const void> owner,
-                                           std::vector<absl::Span<const std::byte>> pieces) {
-  if (pieces.empty()) pieces.emplace_back();
+                                           absl::Span<const absl::Span<const std::byte>> pieces) {
+  if (pieces.empty()) return Adopt(dtype, std::move(shape), std::move(owner), {});
   if (pieces.size() == 1 && IsAligned(pieces[0].data(), dtype)) {
     return Adopt(dtype, std::move(shape), std::move(owner), pieces[0]);
   }
@@ -138,7 +140,7 @@ absl::StatusOr<Tensor> Tensor::AdoptPieces(DType dtype, Shape shape, std::shared
   const auto elements = CheckedElements(dtype, shape, bytes);
   if (!elements.ok()) return elements.status();
   Tensor tensor(dtype, std::move(shape), *elements, nullptr);
-  tensor.scattered_ = std::make_shared<const Scattered>(std::move(owner), std::move(pieces));
+  tensor.scattered_ = std::make_shared<const Scattered>(std::move(owner), pieces);
   return tensor;
 }
 

@@ -42,7 +42,7 @@ class Tensor {
                                       absl::Span<const std::byte> data);
   // The same for data in pieces that follow one another; without a copy, however they lie.
   static absl::StatusOr<Tensor> AdoptPieces(DType dtype, Shape shape, std::shared_ptr<const void> owner,
-                                            std::vector<absl::Span<const std::byte>> pieces);
+                                            absl::Span<const absl::Span<const std::byte>> pieces);
   // A copy of `values`, narrowed to `dtype`. `shape` must hold values.size() elements.
   static Tensor FromFloats(DType dtype, Shape shape, absl::Span<const float> values);
 

@@ -81,8 +81,11 @@ bool RunByForm(const NormalizeRowsArgs& args, int64_t begin, int64_t end) {
 }
 
 void GroupsVectors(const NormalizeRowsArgs& args, int64_t begin, int64_t end) {
-  if (begin >= end || RunByForm(args, begin, end)) return;
-  Blocks blocks(args, Memory(Blocks::Floats()));
+  if (begin >= end) return;
+  // What the wide forms want made ready for a row costs more than it saves with a single one.
+  const bool exactly = (end - begin) * args.group_size <= args.dim && args.output_dtype == DType::kFloat32;
+  if (!exactly && RunByForm(args, begin, end)) return;
+  Blocks blocks(args, Memory(Blocks::Floats()), exactly);
   const int64_t count = BlocksOf(args);
   for (int64_t group = begin; group < end; ++group) {
     const GroupStatistics statistics = StatisticsBy(args, [&](const Terms& terms) {

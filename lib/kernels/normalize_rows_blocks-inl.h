@@ -51,8 +51,10 @@ class Blocks {
   // Floats of memory that are needed.
   static int64_t Floats() { return 3 * kSumBlock + Weights::Floats(kSumBlock); }
 
-  Blocks(const NormalizeRowsArgs& args, float* memory)
+  // `exactly`: without the forms.
+  Blocks(const NormalizeRowsArgs& args, float* memory, bool exactly = false)
       : args_(args),
+        exactly_(exactly),
         source_(args),
         gated_(HasGate(args, GatePosition::kFirst) || HasGate(args, GatePosition::kLast)),
         opened_(reinterpret_cast<double*>(memory)),
@@ -72,8 +74,7 @@ class Blocks {
     at.offset += block * kSumBlock;
     at.first += block * kSumBlock;
     const GroupInput in = {x_, at, statistics};
-    Weights weights(args_, at.offset, at.offset + count_, weights_memory_);
-    if (RunWithForm(args_, weights, ByForm{args_, in, count_})) return;
+    if (!exactly_ && RunByForm(in)) return;
     switch (args_.output_dtype) {
       case DType::kFloat32:
         return WriteExactly<float>(in);
@@ -96,6 +97,11 @@ class Blocks {
       WriteBy<Form>(args, weights, in, n);
     }
   };
+
+  bool RunByForm(const GroupInput& in) const {
+    Weights weights(args_, in.group.offset, in.group.offset + count_, weights_memory_);
+    return RunWithForm(args_, weights, ByForm{args_, in, count_});
+  }
 
   // Makes x and opens the gate of one block. `added`: the residual was added before.
   void Read(int64_t group, int64_t block, double scale, bool added) {
@@ -137,6 +143,7 @@ class Blocks {
   }
 
   const NormalizeRowsArgs& args_;
+  const bool exactly_;
   FloatSource source_;
   bool gated_;
   double* opened_;  // silu of the gate; with gate first, times x · scale

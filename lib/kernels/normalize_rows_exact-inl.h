@@ -141,6 +141,23 @@ HWY_INLINE V RoundFloat64To(V value, DType dtype) {
                                   : RoundFloat64(d, value, hwy::bfloat16_t());
 }
 
+// Writes whole vectors of the output where there is no gate and nothing is rounded before γ; gives how many elements.
+template <bool kGamma, bool kBeta, class X, class Out>
+HWY_INLINE int64_t ApplyPlainFormula(const Formula& f, const X* x, Out* out, int64_t n) {
+  const D d;
+  const V mean = hn::Set(d, f.mean), inverse = hn::Set(d, f.inverse), offset = hn::Set(d, f.gamma_offset);
+  const float* const gamma = f.gamma;
+  const float* const beta = f.beta;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    V y = hn::Mul(hn::Sub(LoadFloat64(d, x + i), mean), inverse);
+    const V scale = kGamma ? hn::Add(LoadFloat64(d, gamma + i), offset) : hn::Set(d, 1.0);
+    y = kBeta ? hn::MulAdd(y, scale, LoadFloat64(d, beta + i)) : hn::Mul(y, scale);
+    StoreFloat64(d, y, out + i);
+  }
+  return i;
+}
+
 // Writes n elements of the output. `gate` is silu of the gate that comes last, or null.
 template <class X, class Out>
 HWY_NOINLINE void ApplyFormula(const Formula& f, const X* x, const double* gate, Out* out, int64_t n) {
@@ -156,6 +173,15 @@ HWY_NOINLINE void ApplyFormula(const Formula& f, const X* x, const double* gate,
     StoreFloat64(d, y, to);
   };
   int64_t i = 0;
+  if (gate == nullptr && f.round_to == DType::kFloat32) {
+    if (f.gamma == nullptr) {
+      i = f.beta == nullptr ? ApplyPlainFormula<false, false>(f, x, out, n)
+                            : ApplyPlainFormula<false, true>(f, x, out, n);
+    } else {
+      i = f.beta == nullptr ? ApplyPlainFormula<true, false>(f, x, out, n)
+                            : ApplyPlainFormula<true, true>(f, x, out, n);
+    }
+  }
   for (; i + kLanes <= n; i += kLanes) {
     const Formula at = f.From(i);
     step(x + i, at.gamma, at.beta, gate == nullptr ? nullptr : gate + i, out + i);

@@ -29,7 +29,9 @@ void FillReference(Random& random, v1::SharedMemory& reference) {
 void FillTensor(Random& random, v1::Tensor& tensor) {
   if (Below(random, 8) != 0) tensor.set_dtype(static_cast<v1::Dtype>(Below(random, 6)));
   for (int i = Below(random, 4); i > 0; --i) tensor.add_shape(Below(random, 100));
-  constexpr size_t kSizes[] = {0, 1, 100, kApartBytes - 1, kApartBytes, kApartBytes + 1, 3 * kApartBytes};
+  // The last is more than a message that is copied as a whole has.
+  constexpr size_t kSizes[] = {
+      0, 1, 100, kApartBytes - 1, kApartBytes, kApartBytes + 1, 3 * kApartBytes, 9 * kApartBytes};
   if (Below(random, 5) != 0) tensor.set_data(RandomBytes(random, kSizes[Below(random, std::size(kSizes))]));
   for (int i = Below(random, 20) == 0 ? 3000 : 0; i > 0; --i) tensor.add_values(1.0f);
   if (Below(random, 4) == 0) FillReference(random, *tensor.mutable_shared_memory());

@@ -1,16 +1,22 @@
 #include "wire/shared_memory_codec.h"
 
+#include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_join.h"
 #include "layerd/v1/layer_service.pb.h"
 #include "lib/base/errors.h"
 #include "tests/lib/base/temporary_folder.h"
 #include "wire/feed_forward_codec.h"
+#include "wire/message_routes.h"
 #include "wire/normalize_codec.h"
 #include "wire/stream_codec.h"
 #include "wire/tensor_codec.h"
@@ -94,6 +100,49 @@ TEST_F(SharedMemoryCodecTest, WeightsToo) {
   request.mutable_weights()->mutable_down()->mutable_shared_memory()->set_region("s");
   ReceivedStorage other(nullptr);
   EXPECT_EQ(DetailsOf(FindRegions(request, regions_.get(), other, uses_)).field, "weights.down.shared_memory.region");
+}
+
+// Calls Visit(request, path) with each request that has one reference, and nothing beside the messages on the way to it.
+template <typename Request, typename Visit>
+void ForEachReference(const Visit& visit) {
+  const MessageRoutes routes(*Request::descriptor()->file(), *v1::SharedMemory::descriptor());
+  using Path = std::vector<const google::protobuf::FieldDescriptor*>;
+  const std::function<void(Path)> follow = [&](const Path& path) {
+    const auto& type = path.empty() ? *Request::descriptor() : *path.back()->message_type();
+    for (const auto* field : routes.From(type)) {
+      Path further = path;
+      further.push_back(field);
+      follow(further);
+    }
+    if (&type != v1::SharedMemory::descriptor()) return;
+    Request request;
+    google::protobuf::Message* at = &request;
+    std::vector<std::string> names;
+    for (const auto* field : path) {
+      at = at->GetReflection()->MutableMessage(at, field);
+      names.push_back(field->name());
+    }
+    visit(request, absl::StrJoin(names, "."));
+  };
+  follow({});
+}
+
+TEST_F(SharedMemoryCodecTest, NoReferenceIsOverlooked) {
+  std::set<std::string> paths;
+  const auto refused = [&](const auto& request, const std::string& path) {
+    ReceivedStorage storage(nullptr);
+    const ErrorDetails details = DetailsOf(FindRegions(request, nullptr, storage, uses_));
+    EXPECT_EQ(details.reason, "SHARED_MEMORY_OFF") << path;
+    EXPECT_EQ(details.field, path);
+    paths.insert(path);
+  };
+  ForEachReference<v1::NormalizeRequest>(refused);
+  EXPECT_EQ(paths, (std::set<std::string>{"input.shared_memory", "gamma.shared_memory", "beta.shared_memory",
+                                          "residual.shared_memory", "gate.shared_memory", "output_memory"}));
+  paths.clear();
+  ForEachReference<v1::FeedForwardRequest>(refused);
+  EXPECT_EQ(paths.size(), 15u);
+  EXPECT_EQ(paths.count("weights.down_scale.shared_memory"), 1u);
 }
 
 TEST_F(SharedMemoryCodecTest, TheCallKeepsItsRegion) {

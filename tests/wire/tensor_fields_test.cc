@@ -40,6 +40,7 @@ TEST(TensorFieldsTest, ReceivesWhatProtobufDoes) {
 TEST(TensorFieldsTest, LargeElementsStayWhereTheyCame) {
   v1::NormalizeRequest request;
   request.mutable_input()->set_data(std::string(kApartBytes, 'x'));
+  request.mutable_residual()->set_data(std::string(kCopiedMessageBytes, 'z'));
   request.mutable_gamma()->set_data(std::string(kApartBytes - 1, 'y'));
   grpc::Slice slice(request.SerializeAsString());
   grpc::ByteBuffer buffer(&slice, 1);
@@ -53,6 +54,18 @@ TEST(TensorFieldsTest, LargeElementsStayWhereTheyCame) {
   EXPECT_TRUE(at > slice.begin() && at < slice.end());
   EXPECT_EQ(storage->Find(message->gamma()), nullptr);
   EXPECT_EQ(message->gamma().data().size(), kApartBytes - 1);
+}
+
+TEST(TensorFieldsTest, SmallMessagesAreCopied) {
+  v1::NormalizeRequest request;
+  request.mutable_input()->set_data(std::string(kApartBytes, 'x'));
+  grpc::Slice slice(request.SerializeAsString());
+  grpc::ByteBuffer buffer(&slice, 1);
+  auto message = std::make_shared<v1::NormalizeRequest>();
+  const auto storage = ReceiveMessage(buffer, 1 << 20, message);
+  ASSERT_TRUE(storage.ok()) << storage.status();
+  EXPECT_EQ(storage->Find(message->input()), nullptr);
+  EXPECT_EQ(message->input().data(), std::string(kApartBytes, 'x'));
 }
 
 TEST(TensorFieldsTest, SendsWhatProtobufWould) {
