@@ -7,6 +7,7 @@
 #include <iostream>
 #include <string>
 
+#include "absl/synchronization/mutex.h"
 #include "client/commands.h"
 #include "client/output.h"
 
@@ -87,6 +88,7 @@ int Run(int argc, char** argv) {
 }  // namespace layerd
 
 int main(int argc, char** argv) {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as in server/main.cc
   // What gRPC has to say comes back as a status.
   gpr_set_log_function([](gpr_log_func_args*) {});
   int exit_status = layerd::Run(argc, argv);

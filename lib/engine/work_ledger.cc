@@ -52,11 +52,7 @@ absl::Duration WorkLedger::Lateness(absl::Time now, absl::Time deadline, double 
 }
 
 WorkLedger::Entry WorkLedger::Add(absl::Time now, absl::Time deadline, double work) {
-  if (entries_.empty()) {
-    since_ = now;
-    all_work_ = 0.0;  // and no remainder of rounding
-  }
-  all_work_ += work;
+  if (entries_.empty()) since_ = now;
   const auto entry = entries_.emplace(std::pair(deadline, ++numbers_), work).first;
   by_age_.emplace_hint(by_age_.end(), numbers_, entry);
   return entry;
@@ -73,7 +69,6 @@ void WorkLedger::Remove(absl::Time now, Entry entry, bool computed) {
     const bool busy = entries_.size() >= 2 * workers_;
     if (done_work_ > 0) seconds_of_work_ = busy ? observed : std::min(seconds_of_work_, observed);
   }
-  all_work_ -= entry->second;
   by_age_.erase(entry->first.second);
   entries_.erase(entry);
 }

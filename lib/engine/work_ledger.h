@@ -34,18 +34,16 @@ class WorkLedger {
   void Remove(absl::Time now, Entry entry, bool computed);
 
   bool empty() const { return entries_.empty(); }
-  // Until all that is accepted is done.
-  absl::Duration Backlog() const { return Needed(all_work_); }
+  // What so much work takes at the rate of late, by all workers together.
+  absl::Duration Needed(double work) const { return absl::Seconds(work * seconds_of_work_); }
 
  private:
-  absl::Duration Needed(double work) const { return absl::Seconds(work * seconds_of_work_); }
   double UnderWayBehind(absl::Time now, const std::pair<absl::Time, int64_t>& key) const;
 
   const size_t workers_;
   Entries entries_;
   std::map<int64_t, Entry> by_age_;
   int64_t numbers_ = 0;
-  double all_work_ = 0.0;
   double seconds_of_work_;  // for one multiply-add, all workers together
   absl::Time since_;        // when the first call came after none was there, or the last one was done
   double done_work_ = 0.0, done_seconds_ = 0.0;  // of late

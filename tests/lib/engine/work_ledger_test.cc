@@ -36,7 +36,7 @@ TEST(WorkLedgerTest, NothingIsLateWhereNothingIsThere) {
 
 TEST(WorkLedgerTest, ACallWaitsForWhatIsUnderWayAndForThoseWithEarlierDeadlines) {
   WorkLedger ledger = Measured();  // 100 of work are under way, and have no deadline
-  EXPECT_NEAR(absl::ToDoubleSeconds(ledger.Backlog()), 1, 0.01);
+  EXPECT_NEAR(absl::ToDoubleSeconds(ledger.Needed(100)), 1, 0.01);
   ledger.Add(At(0), At(20), 300);
   // One under way, one before it, and itself: (100 + 300 + 100) / 100 · 4/3 · 1.25 = 8.3 s.
   EXPECT_EQ(ledger.Lateness(At(0), At(20), 100), absl::ZeroDuration());
@@ -64,12 +64,12 @@ TEST(WorkLedgerTest, ACallMayNotMakeAnAcceptedOneLate) {
 
 TEST(WorkLedgerTest, WorkThatWasGivenUpSaysNothingOfTheRate) {
   WorkLedger ledger = Measured();
-  const absl::Duration before = ledger.Backlog();
+  const absl::Duration before = ledger.Needed(1e9);
   const auto entry = ledger.Add(At(0), At(1), 1e9);
   const auto other = ledger.Add(At(0), At(1), 1e9);
   ledger.Remove(At(0.1), entry, false);
   ledger.Remove(At(0.1), other, false);
-  EXPECT_EQ(ledger.Backlog(), before);
+  EXPECT_EQ(ledger.Needed(1e9), before);
 }
 
 TEST(WorkLedgerTest, ARateMeasuredWhileIdleCountsOnlyWhereItIsHigher) {
@@ -78,23 +78,18 @@ TEST(WorkLedgerTest, ARateMeasuredWhileIdleCountsOnlyWhereItIsHigher) {
     const auto entry = ledger.Add(At(begun), absl::InfiniteFuture(), 1e12);
     ledger.Remove(At(begun + seconds), entry, true);
   };
-  const auto backlog = [&] {
-    const auto entry = ledger.Add(At(0), absl::InfiniteFuture(), 1e12);
-    const double seconds = absl::ToDoubleSeconds(ledger.Backlog());
-    ledger.Remove(At(0), entry, false);
-    return seconds;
-  };
+  const auto seconds = [&] { return absl::ToDoubleSeconds(ledger.Needed(1e12)); };
   one(0, 10);
-  EXPECT_NEAR(backlog(), 10, 0.1);
+  EXPECT_NEAR(seconds(), 10, 0.1);
   one(100, 40);  // one call alone may have used half of the machine
-  EXPECT_NEAR(backlog(), 10, 0.1);
+  EXPECT_NEAR(seconds(), 10, 0.1);
   one(200, 5);
-  EXPECT_NEAR(backlog(), 5, 0.1);
+  EXPECT_NEAR(seconds(), 5, 0.1);
   // While twice as many as workers are there it counts either way.
   std::vector<WorkLedger::Entry> entries;
   for (int i = 0; i < 4; ++i) entries.push_back(ledger.Add(At(300), absl::InfiniteFuture(), 1e12));
   ledger.Remove(At(340), entries[0], true);
-  EXPECT_NEAR(absl::ToDoubleSeconds(ledger.Backlog()), 3 * 40, 1);
+  EXPECT_NEAR(seconds(), 40, 0.1);
 }
 
 }  // namespace
