@@ -40,8 +40,17 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
     if (!ok && cancelled_->load(std::memory_order_relaxed)) return FinishWith(CancelledWhileWaiting());
     // A call without any message is one of an empty message.
     memory_.ShrinkTo(static_cast<int64_t>(bytes_.Length()));
+    if (bytes_.Length() <= wire::kCopiedMessageBytes) {
+      grpc::ByteBuffer received;  // freed behind the answer, where that is given at once
+      received.Swap(&bytes_);
+      return Compute(Read(received));
+    }
     if (auto call = ReadAtOnce()) return Compute(*std::move(call));
-    const auto status = service_.decoders.Submit([this] { Compute(Read()); });
+    const auto status = service_.decoders.Submit([this] {
+      auto call = Read(bytes_);
+      bytes_.Clear();
+      Compute(std::move(call));
+    });
     if (!status.ok()) FinishWith(status);
   }
 
@@ -88,23 +97,20 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
     StartRead(&bytes_);
   }
 
-  // The call in bytes_, which are given back. RESOURCE_EXHAUSTED where memory for it cannot be had.
-  absl::StatusOr<Call> Read() {
+  // RESOURCE_EXHAUSTED where memory for the call cannot be had.
+  absl::StatusOr<Call> Read(grpc::ByteBuffer& bytes) {
     try {
       auto message = std::make_shared<typename Kind::Request>();
-      auto storage = wire::ReceiveMessage(bytes_, service_.max_message_bytes, message);
-      bytes_.Clear();
+      auto storage = wire::ReceiveMessage(bytes, service_.max_message_bytes, message);
       if (!storage.ok()) return storage.status();
       return Decode(*message, *std::move(storage));
     } catch (const std::bad_alloc&) {
-      bytes_.Clear();
       return OutOfMemory();
     }
   }
 
-  // The same, if that is a matter of microseconds.
+  // The call in bytes_, which are given back, if that is a matter of microseconds.
   std::optional<absl::StatusOr<Call>> ReadAtOnce() {
-    if (bytes_.Length() <= wire::kCopiedMessageBytes) return Read();
     try {
       auto message = std::make_shared<typename Kind::Request>();
       auto storage = wire::ReceiveAtOnce(bytes_, service_.max_message_bytes, message);
@@ -131,8 +137,7 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
     const absl::Status status = result.ok() ? Encode(*result) : result.status();
     if (!status.ok()) return FinishWith(status);
     held_ = std::move(result->held);
-    result = absl::UnknownError("answered");
-    memory_ = {};  // what came is gone
+    memory_ = {};  // not behind the answer: with that the server may end, and the budget with it
     answering_ = true;
     admission().stall_watch.Begin(*this);
     StartWriteAndFinish(&bytes_, grpc::WriteOptions(), grpc::Status::OK);
