@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "bench/threads.h"
@@ -99,5 +100,7 @@ double RelativeError(const std::vector<float>& got, const std::vector<double>& w
   }
   return largest / std::sqrt(squares / static_cast<double>(want.size()));
 }
+
+double BitError(bool same) { return same ? 0.0 : std::numeric_limits<double>::quiet_NaN(); }
 
 }  // namespace layerd::bench

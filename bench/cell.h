@@ -106,6 +106,8 @@ void AddPackingCells(const std::vector<int>& threads, std::vector<Cell>& cells);
 
 // max|got − want| / rms(want); NaN where a value is NaN.
 double RelativeError(const std::vector<float>& got, const std::vector<double>& want);
+// The error of what must be the same to the bit: 0 where it is, NaN where not.
+double BitError(bool same);
 
 }  // namespace layerd::bench
 

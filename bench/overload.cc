@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -12,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "bench/fail.h"
 #include "client/remote_engine.h"
 
 namespace layerd::bench {
@@ -24,22 +22,11 @@ double Percentile99(std::vector<double> values) {
   return *place;
 }
 
-double ResidentBytes() {
-  std::ifstream file("/proc/self/statm");
-  double all = 0, resident = 0;
-  file >> all >> resident;
-  return resident * 4096;
-}
-
-[[noreturn]] void Fail(const absl::Status& status) {
-  std::fprintf(stderr, "a call of the overload failed: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
-
 }  // namespace
 
 struct Overload::State {
-  State(const std::string& target, FeedForwardCall sent) : call(std::move(sent)), engine({.target = target}) {}
+  State(const Daemon& called, FeedForwardCall sent, Tensor answer)
+      : daemon(called), call(std::move(sent)), expected(std::move(answer)), engine({.target = called.targets()[0]}) {}
 
   void Send(absl::Duration deadline) {
     FeedForwardCall one = call;
@@ -47,11 +34,12 @@ struct Overload::State {
     one.context.deadline = begun + deadline;
     engine.FeedForward(std::move(one), [this, begun](absl::StatusOr<FeedForwardResult> result) {
       const double seconds = absl::ToDoubleSeconds(absl::Now() - begun);
+      const bool same = result.ok() && SameBits(result->outputs.output, expected);
       std::lock_guard<std::mutex> lock(mutex);
       if (result.ok()) {
         ++counts.answered;
         answer_seconds.push_back(seconds);
-        answer = std::move(result->outputs.output);
+        if (!same) ++counts.differing;
       } else if (absl::IsResourceExhausted(result.status())) {
         ++counts.refused;
         refusal_seconds.push_back(seconds);
@@ -65,22 +53,24 @@ struct Overload::State {
     });
   }
 
+  const Daemon& daemon;
   const FeedForwardCall call;
+  const Tensor expected;
   std::mutex mutex;
   std::condition_variable changed;
   // Guarded by mutex, but for the engine.
   OverloadCounts counts;
   std::vector<double> refusal_seconds, answer_seconds;
   int64_t under_way = 0;
-  Tensor answer;
   RemoteEngine engine;  // first to go: its calls use the rest
 };
 
-Overload::Overload(const std::string& target, FeedForwardCall call)
-    : state_(std::make_unique<State>(target, std::move(call))) {}
+Overload::Overload(const Daemon& daemon, FeedForwardCall call, Tensor expected)
+    : state_(std::make_unique<State>(daemon, std::move(call), std::move(expected))) {}
 Overload::~Overload() = default;
 
-void Overload::Closed(int callers, int64_t answers) {
+double Overload::Closed(int callers, int64_t answers) {
+  const absl::Time begun = absl::Now();
   std::vector<std::thread> threads;
   for (int caller = 0; caller < callers; ++caller) {
     threads.emplace_back([this, callers, answers, caller] {
@@ -91,28 +81,30 @@ void Overload::Closed(int callers, int64_t answers) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  return static_cast<double>(answers) / absl::ToDoubleSeconds(absl::Now() - begun);
 }
 
-void Overload::Open(double rate, absl::Duration deadline, int64_t answers) {
+void Overload::Open(double rate, absl::Duration deadline, int64_t answers, absl::Duration time) {
   std::mt19937_64 random(1);
   std::exponential_distribution<double> until_next(rate);
   State& state = *state_;
-  const double before = ResidentBytes();
-  double peak = before;
-  absl::Time next = absl::Now();
+  const double before = state.daemon.MemoryMiB("VmRSS");
+  state.daemon.ResetPeak();
+  const absl::Time begun = absl::Now();
+  absl::Time next = begun;
   std::unique_lock<std::mutex> lock(state.mutex);
   const int64_t wanted = state.counts.answered + answers;
-  while (state.counts.answered < wanted) {
+  while (state.counts.answered < wanted && next - begun < time) {
     ++state.under_way;
     lock.unlock();
     state.Send(deadline);
     next += absl::Seconds(until_next(random));
     absl::SleepFor(next - absl::Now());
     lock.lock();
-    if (state.counts.refused % 64 == 0) peak = std::max(peak, ResidentBytes());
   }
   state.changed.wait(lock, [&] { return state.under_way == 0; });
-  state.counts.peak_resident_growth_bytes = std::max(state.counts.peak_resident_growth_bytes, peak - before);
+  state.counts.seconds += absl::ToDoubleSeconds(absl::Now() - begun);
+  state.counts.peak_growth_mib = std::max(state.counts.peak_growth_mib, state.daemon.MemoryMiB("VmHWM") - before);
 }
 
 OverloadCounts Overload::counts() const {
@@ -122,7 +114,5 @@ OverloadCounts Overload::counts() const {
   counts.answered_p99_seconds = Percentile99(state_->answer_seconds);
   return counts;
 }
-
-const Tensor& Overload::answer() const { return state_->answer; }
 
 }  // namespace layerd::bench

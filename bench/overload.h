@@ -4,8 +4,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
+#include "absl/time/time.h"
+#include "bench/daemon.h"
 #include "lib/base/tensor.h"
 #include "lib/engine/layer_engine.h"
 
@@ -14,29 +15,31 @@ namespace layerd::bench {
 // What became of the calls of an overload.
 struct OverloadCounts {
   int64_t answered = 0;
-  int64_t late = 0;                       // accepted, and not answered within the deadline
-  int64_t refused = 0;                    // RESOURCE_EXHAUSTED
-  double refused_p99_seconds = 0;         // from sending a call to its refusal
-  double answered_p99_seconds = 0;        // likewise
-  double peak_resident_growth_bytes = 0;  // of this process
+  int64_t differing = 0;            // of those answered: the bits are not the expected ones
+  int64_t late = 0;                 // accepted, and not answered within the deadline
+  int64_t refused = 0;              // RESOURCE_EXHAUSTED
+  double answered_p99_seconds = 0;  // from sending a call to its answer
+  double refused_p99_seconds = 0;   // likewise to its refusal
+  double peak_growth_mib = 0;       // the most that the daemon's memory grew by
+  double seconds = 0;               // that it all took
 };
 
-// Sends one call again and again. Threads: one at a time.
+// Sends one call again and again. Ends the program where a call has any other error. Threads: one at a time.
 class Overload {
  public:
-  // The call's input stays the same, and so must the answer.
-  Overload(const std::string& target, FeedForwardCall call);
+  // The call's input stays the same, and so must the answer, `expected`.
+  Overload(const Daemon& daemon, FeedForwardCall call, Tensor expected);
   ~Overload();
 
-  // As many callers as are told, each asking again when it is answered, until so many answers were given.
-  void Closed(int callers, int64_t answers);
+  // As many callers as are told, each asking again when it is answered, until so many answers were given. Answers how many
+  // there were a second.
+  double Closed(int callers, int64_t answers);
   // Calls that come at random times, `rate` of them a second on average whatever becomes of them, each with a deadline,
-  // until so many answers were given and nothing is under way.
-  void Open(double rate, absl::Duration deadline, int64_t answers);
+  // until so many answers were given or so much time has passed, and nothing is under way.
+  void Open(double rate, absl::Duration deadline, int64_t answers, absl::Duration time = absl::InfiniteDuration());
 
-  // Of all Open()s. Ends the program where a call had any other error.
+  // Of all Open()s.
   OverloadCounts counts() const;
-  const Tensor& answer() const;  // the last one
 
  private:
   struct State;

@@ -65,6 +65,7 @@ int RunCells(const RunOptions& options, const std::vector<Cell>& cells, Descript
                        absl::StrCat(options.pairs.pairs, " pairs, samples of ", options.pairs.sample_seconds * 1e3,
                                     " ms, pauses of ", options.pairs.pause_seconds * 1e3, " ms"));
   std::printf("%s%s", Comments(machine).c_str(), TableHead().c_str());
+  std::fflush(stdout);
 
   Bench bench(options.pairs);
   std::vector<Result> results;
