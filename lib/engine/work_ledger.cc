@@ -10,8 +10,9 @@ namespace {
 constexpr double kFirstRate = 3e10;
 // Work done so long ago counts 1/e.
 constexpr double kMemorySeconds = 0.5;
-// What an estimate must leave: a quarter of it, and what it takes to receive and answer.
-constexpr double kSlack = 1.25;
+// What an estimate must leave: as much again as others take, so that a call is in time though the machine should have half
+// as much for it from now on; a quarter of what the call takes itself; and what it takes to receive and answer.
+constexpr double kSlackOfOthers = 2, kSlack = 1.25;
 constexpr absl::Duration kLeastSlack = absl::Milliseconds(2);
 // Others, with later deadlines, get so much of the machine.
 constexpr double kPassedOver = 4.0 / 3;
@@ -37,16 +38,17 @@ absl::Duration WorkLedger::Lateness(absl::Time now, absl::Time deadline, double 
   const std::pair key(deadline, numbers_ + 1);
   const auto later = entries_.upper_bound(key);
   const bool alone = later == entries_.end();
-  const auto late = [&](double until, absl::Time then) {
-    return Needed(until) * kSlack * (alone ? 1 : kPassedOver) + kLeastSlack - (then - now);
+  const auto late = [&](double others, double own, absl::Time then) {
+    return Needed(others * kSlackOfOthers + own * kSlack) * (alone ? 1 : kPassedOver) + kLeastSlack - (then - now);
   };
-  double until = work;
-  for (auto entry = entries_.begin(); entry != later; ++entry) until += entry->second;
-  absl::Duration most = std::max(absl::ZeroDuration(), late(until + UnderWayBehind(now, key), deadline));
+  double before = 0.0;
+  for (auto entry = entries_.begin(); entry != later; ++entry) before += entry->second;
+  absl::Duration most = std::max(absl::ZeroDuration(), late(before + UnderWayBehind(now, key), work, deadline));
   for (auto entry = later; entry != entries_.end() && entry->first.first != absl::InfiniteFuture(); ++entry) {
-    until += entry->second;
-    const absl::Duration after = late(until, entry->first.first);
-    if (after > most && late(until - work, entry->first.first) <= absl::ZeroDuration()) most = after;
+    const auto& [of, own] = *entry;
+    const absl::Duration after = late(before + work, own, of.first);
+    if (after > most && late(before, own, of.first) <= absl::ZeroDuration()) most = after;
+    before += own;
   }
   return most;
 }
