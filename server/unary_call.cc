@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "server/deadline.h"
 #include "server/layer_call.h"
@@ -37,8 +38,7 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
 
   void OnReadDone(bool ok) override {
     if (!admission().stall_watch.End(*this)) return;  // ended
-    if (!ok && cancelled_->load(std::memory_order_relaxed)) return FinishWith(CancelledWhileWaiting());
-    // A call without any message is one of an empty message.
+    if (!ok) return FinishWith(cancelled_->load(std::memory_order_relaxed) ? CancelledWhileWaiting() : NoMessage());
     memory_.ShrinkTo(static_cast<int64_t>(bytes_.Length()));
     if (bytes_.Length() <= wire::kCopiedMessageBytes) {
       grpc::ByteBuffer received;  // freed behind the answer, where that is given at once
@@ -77,6 +77,12 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
   using Result = typename Kind::Result;
 
   Admission& admission() const { return service_.admission; }
+
+  static absl::Status NoMessage() {
+    return InvalidField("", "MALFORMED_MESSAGE",
+                        absl::StrCat("expected a ", Kind::Request::descriptor()->full_name(),
+                                     ", got no message, or only the beginning of one"));
+  }
 
   absl::Status TakeMemory() {
     if (auto share = admission().messages.TryTake(service_.max_message_bytes)) {

@@ -42,16 +42,25 @@ absl::Status CheckLikeFirst(const Tensor& first, const Tensor& rows) {
                                    " as in the first message, got ", ToString(rows.shape())));
 }
 
+// Without it the rows would be another layer's; the gate's place is said by the spec.
+absl::Status CheckResidual(bool first_has, bool has) {
+  if (first_has && !has) return MissingField("residual", "expected a tensor, as in the first message, got nothing");
+  if (first_has || !has) return absl::OkStatus();
+  return InvalidField("residual", "UNEXPECTED_FIELD", "expected nothing, since the first message had none");
+}
+
+Tensor OutlineOf(const Tensor& tensor) { return Tensor::WithoutData(tensor.dtype(), tensor.shape()); }
+
 // What is left is for all chunks: without rows, but their outline, and in memory of its own.
 void Keep(NormalizeCall& call) {
-  call.inputs.input = Tensor::WithoutData(call.inputs.input.dtype(), call.inputs.input.shape());
-  call.inputs.residual.reset();
+  call.inputs.input = OutlineOf(call.inputs.input);
+  if (call.inputs.residual) call.inputs.residual = OutlineOf(*call.inputs.residual);
   call.inputs.gate.reset();
   if (call.inputs.gamma) call.inputs.gamma = call.inputs.gamma->Together();
   if (call.inputs.beta) call.inputs.beta = call.inputs.beta->Together();
 }
 void Keep(FeedForwardCall& call) {
-  call.input = Tensor::WithoutData(call.input.dtype(), call.input.shape());
+  call.input = OutlineOf(call.input);
   GatherWeights(call.weights);
 }
 
@@ -77,6 +86,9 @@ absl::StatusOr<NormalizeCall> DecodeChunk(const v1::StreamNormalizeRequest& requ
   if (!input.ok()) return Under("input", input.status());
   if (auto status = CheckLikeFirst(first->inputs.input, *input); !status.ok()) return status;
   call.inputs.input = *std::move(input);
+  if (auto status = CheckResidual(first->inputs.residual.has_value(), request.has_residual()); !status.ok()) {
+    return status;
+  }
   for (const auto& status :
        {DecodeOptionalTensor("residual", request.has_residual(), request.residual(), storage, call.inputs.residual),
         DecodeOptionalTensor("gate", request.has_gate(), request.gate(), storage, call.inputs.gate)}) {

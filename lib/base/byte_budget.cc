@@ -11,12 +11,8 @@
 namespace layerd {
 namespace {
 
-constexpr int64_t kLeastDelayMs = 10;
+constexpr int64_t kLeastDelayMs = 10, kMostDelayMs = 60000;
 constexpr std::chrono::seconds kShortFor{1};
-
-int64_t DelayMs(double seconds) {
-  return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(seconds * 1000)), kLeastDelayMs, 60000);
-}
 
 }  // namespace
 
@@ -46,12 +42,13 @@ std::optional<ByteBudget::Share> ByteBudget::TryTake(int64_t bytes) {
 absl::StatusOr<ByteBudget::Ticket> ByteBudget::Wait(int64_t bytes, absl::Time deadline, Granted granted) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;
-  const double seconds = ExpectedSeconds();
   // The first in line may always try: how fast the line moved some time ago says little.
-  if (!line_.empty() && (line_.size() >= waiting_limit_ || absl::Now() + absl::Seconds(seconds) > deadline)) {
+  const bool full = line_.size() >= waiting_limit_;
+  if (!line_.empty() && (full || absl::Now() + absl::Seconds(ExpectedSeconds()) > deadline)) {
     short_ = Clock::now();
-    return Overloaded(absl::StrCat("busy: ", line_.size(), " calls wait for memory already (", std::string(flag_), ")"),
-                      DelayMs(seconds));
+    return Overloaded(absl::StrCat("busy: ", line_.size(), " calls wait for memory already (", std::string(flag_), ")",
+                                   full ? "" : ", and the deadline is expected to pass before it is this one's turn"),
+                      RetryDelayMs());
   }
   if (line_.empty()) moved_ = Clock::now();
   const Ticket ticket = ++tickets_;
@@ -83,7 +80,7 @@ absl::Status ByteBudget::Full() const {
   std::lock_guard<std::mutex> lock(mutex_);
   short_ = Clock::now();
   return Overloaded(absl::StrCat("busy: ", held_, " bytes of calls are in flight (", std::string(flag_), ")"),
-                    DelayMs(ExpectedSeconds()));
+                    RetryDelayMs());
 }
 
 bool ByteBudget::IsShort() const {
@@ -118,5 +115,12 @@ void ByteBudget::Advance(std::unique_lock<std::mutex>& lock) {
 
 // With mutex_ held: until it were the turn of one more.
 double ByteBudget::ExpectedSeconds() const { return mean_turn_seconds_ * static_cast<double>(line_.size() + 1); }
+
+// With mutex_ held: when to try again. Later and later while the line stands still.
+int64_t ByteBudget::RetryDelayMs() const {
+  const std::chrono::duration<double> standing = line_.empty() ? Clock::duration::zero() : Clock::now() - moved_;
+  const double seconds = std::max(ExpectedSeconds(), standing.count());
+  return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(seconds * 1000)), kLeastDelayMs, kMostDelayMs);
+}
 
 }  // namespace layerd

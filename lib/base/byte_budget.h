@@ -76,6 +76,7 @@ class ByteBudget {
   void GiveBack(int64_t bytes);
   void Advance(std::unique_lock<std::mutex>& lock);
   double ExpectedSeconds() const;
+  int64_t RetryDelayMs() const;
 
   const int64_t bytes_;
   const size_t waiting_limit_;

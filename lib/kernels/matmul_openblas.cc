@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,13 @@ void MatMulOpenBlas(const RowBlocks& x, int64_t group, const WeightView& w, cons
 namespace {
 
 constexpr WeightLayout kLayouts[] = {WeightLayout::kInOut, WeightLayout::kOutIn};
+
+// So that two that differ are seen to.
+std::string InFull(float value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.9g", static_cast<double>(value));
+  return text;
+}
 
 std::string Describe(WeightLayout layout, int64_t rows, int64_t cols, int64_t depth, int64_t m, int64_t n) {
   return absl::StrCat("rows ", rows, ", out ", cols, ", in ", depth,
@@ -136,8 +145,9 @@ std::string FindDifference(int64_t depth, const std::vector<std::pair<int64_t, i
         for (int64_t n = 0; n < cols; ++n) {
           const float got = example.y[m * cols + n], want = expected[m * max_cols + n];
           if (std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(want)) continue;
-          return absl::StrCat("its sums are not in the order that N1 needs: ",
-                              Describe(layout, rows, cols, depth, m, n), ", got ", got, ", expected ", want);
+          return absl::StrCat(
+              "its sums are not in the order that N1 needs: ", Describe(layout, rows, cols, depth, m, n), ", got ",
+              InFull(got), ", expected ", InFull(want));
         }
       }
     }

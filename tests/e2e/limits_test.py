@@ -4,9 +4,10 @@ import resource
 import subprocess
 import unittest
 
+import grpc
 import numpy as np
 
-from harness import LAYERD, LAYERCTL, Daemon, error_of, norm_request, scratch_dir
+from harness import LAYERD, LAYERCTL, Daemon, RichError, error_of, norm_request, scratch_dir
 
 
 def start(*flags, limit=None, prefix=()):
@@ -48,12 +49,21 @@ class Memory(unittest.TestCase):
             self.assertEqual(list(daemon.stub().Normalize(request, timeout=60).output.shape), [0, 2147483647])
             self.assertLess(daemon.peak_memory_bytes() - before, 64 << 20)
 
-    def test_a_call_without_a_message_is_one_of_an_empty_message(self):
+    def test_an_empty_message_lacks_its_first_field(self):
         with Daemon() as daemon:
             request = norm_request([[1]])
             request.Clear()
             error = error_of(daemon.stub().Normalize, request)
             self.assertEqual((error.code.name, error.reason), ('INVALID_ARGUMENT', 'MISSING'))
+
+    def test_a_call_without_a_message_is_told_so(self):
+        with Daemon() as daemon:
+            call = daemon.channel().stream_unary('/layerd.v1.LayerService/Normalize')  # by which no message may be sent
+            with self.assertRaises(grpc.RpcError) as raised:
+                call(iter(()), timeout=60)
+            error = RichError(raised.exception)
+            self.assertEqual((error.code.name, error.reason), ('INVALID_ARGUMENT', 'MALFORMED_MESSAGE'))
+            self.assertIn('got no message', error.text)
 
 
 class Output(unittest.TestCase):

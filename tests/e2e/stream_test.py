@@ -199,6 +199,20 @@ class Errors(unittest.TestCase):
                 error = RichError(raised.exception)
                 self.assertEqual((error.code, error.fields[0][0]), (INVALID, field), error)
 
+    def test_rows_have_a_residual_where_the_first_had_one(self):
+        def failure(stub, with_residual):
+            first, then = plain_norm(1, 8), layer_pb.StreamNormalizeRequest(input=tensor(np.ones((2, 8))))
+            (first.call if with_residual else then).residual.CopyFrom(tensor(np.ones((1 if with_residual else 2, 8))))
+            answers = stub.StreamNormalize(iter([first, then]), timeout=60)
+            next(answers)
+            with self.assertRaises(grpc.RpcError) as raised:
+                next(answers)
+            error = RichError(raised.exception)
+            return error.code, error.fields[0][0], error.reason
+        with Daemon() as daemon:
+            self.assertEqual(failure(daemon.stub(), True), (INVALID, 'residual', 'MISSING'))
+            self.assertEqual(failure(daemon.stub(), False), (INVALID, 'residual', 'UNEXPECTED_FIELD'))
+
     def test_a_chunk_that_is_too_large_is_refused_by_name(self):
         chunk = layer_pb.StreamNormalizeRequest(input=tensor(np.ones((300, 4096))))
         with Daemon() as daemon:

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
@@ -112,6 +113,9 @@ TEST(ByteBudgetTest, AFullLineIsAnErrorThatNamesTheFlag) {
   const absl::Status full = budget.Wait(10, kNoDeadline, granting.As(2)).status();
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(full.message(), "busy: 1 calls wait for memory already (--flag)");
+  // Who comes while the line stands still is told to come back later and later.
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  EXPECT_GE(DetailsOf(budget.Wait(10, kNoDeadline, granting.As(2)).status()).retry_delay_ms, 60);
   EXPECT_GT(DetailsOf(full).retry_delay_ms.value_or(0), 0);
 }
 
