@@ -12,6 +12,7 @@
 
 namespace layerd {
 
+// Up to 4 dimensions take no memory of their own: a call makes many shapes, and layers have few dimensions.
 using Shape = absl::InlinedVector<int64_t, 4>;
 
 // More dimensions than this are refused.
