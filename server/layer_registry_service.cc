@@ -3,21 +3,19 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "lib/base/errors.h"
 #include "lib/resident/layer_bytes.h"
 #include "server/deadline.h"
 #include "server/log.h"
+#include "server/worker_call.h"
 #include "wire/layer_codec.h"
 #include "wire/message_codec.h"
-#include "wire/status_codec.h"
 
 namespace layerd {
 namespace {
@@ -29,39 +27,20 @@ constexpr size_t kDownloadChunkBytes = size_t{64} << 10;
 // What a chunk's message has beside the chunk.
 constexpr int64_t kFrameBytes = 64;
 
-// Ends any kind of reactor with `status`.
-template <typename Reactor>
-void FinishWith(Reactor& reactor, grpc::CallbackServerContext& context, const absl::Status& status) {
-  if (const auto pushback = wire::PushbackOf(status)) context.AddTrailingMetadata(wire::kPushbackTrailer, *pushback);
-  // Faults of the store's folder or disk, which whoever runs the server has to know.
+// Faults of the store's folder or disk are told to whoever runs the server, too.
+absl::Status Told(absl::Status status) {
   const std::string reason = DetailsOf(status).reason;
   if (status.code() == absl::StatusCode::kInternal || reason == "DISK_FULL") {
     LogSeldom(LogLevel::kError, "layer_store_fault", reason, std::string(status.message()));
   }
-  reactor.Finish(wire::EncodeStatus(status));
+  return status;
 }
 
-// Runs `work`, in which memory may not be had.
-template <typename Work>
-absl::Status Guarded(const Work& work) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  }
+absl::Status NoName() { return MissingField("name", "expected models/{model}/layers/{layer}, got nothing"); }
+
+std::string NameOf(const char* method) {
+  return absl::StrCat("/", v1::LayerRegistry::service_full_name(), "/", method);
 }
-
-class UnaryReactor final : public grpc::ServerUnaryReactor {
- public:
-  explicit UnaryReactor(absl::AnyInvocable<void()> on_done) : on_done_(std::move(on_done)) {}
-  void OnDone() override {
-    if (on_done_) on_done_();
-    delete this;
-  }
-
- private:
-  absl::AnyInvocable<void()> on_done_;
-};
 
 }  // namespace
 
@@ -83,78 +62,50 @@ LayerRegistryService::~LayerRegistryService() {
 }
 
 template <typename Request, typename Handle>
-grpc::ServerUnaryReactor* LayerRegistryService::Serve(grpc::CallbackServerContext* context,
-                                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
-                                                      Handle handle) {
-  const absl::Status entered = gate_.Enter();
-  auto* reactor = new UnaryReactor(entered.ok() ? absl::AnyInvocable<void()>([this] { gate_.Leave(); }) : nullptr);
-  absl::Status status = entered;
-  if (status.ok()) {
-    auto* bytes = const_cast<grpc::ByteBuffer*>(request);
-    status = workers_.Submit([this, context, bytes, response, reactor, handle] {
-      const absl::Status served = Guarded([&] {
-        Request message;
-        if (auto parsed = wire::ParseMessage(*bytes, options_.max_message_bytes, message); !parsed.ok()) return parsed;
-        const auto answer = handle(message);
-        return answer.ok() ? wire::SerializeMessage(*answer, *response) : answer.status();
-      });
-      FinishWith(*reactor, *context, served);
-    });
-  }
-  if (!status.ok()) FinishWith(*reactor, *context, status);
-  return reactor;
+void LayerRegistryService::Serve(CallLoop& loop, const char* method, Handle handle) {
+  const ServeBytes serve = [serve = ServeMessages<Request>(options_.max_message_bytes, std::move(handle))](
+                               grpc::ByteBuffer& request, grpc::ByteBuffer& answer) {
+    return Told(serve(request, answer));
+  };
+  loop.Serve(NameOf(method), [this, serve](std::unique_ptr<CallArrival> arrival) {
+    return NewWorkerCall(std::move(arrival), gate_, workers_, serve);
+  });
 }
 
-grpc::ServerUnaryReactor* LayerRegistryService::GetLayer(grpc::CallbackServerContext* context,
-                                                         const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  return Serve<v1::GetLayerRequest>(
-      context, request, response, [this](const v1::GetLayerRequest& message) -> absl::StatusOr<v1::Layer> {
-        if (message.name().empty()) return MissingField("name", "expected models/{model}/layers/{layer}, got nothing");
-        const auto listing = registry_.library().Get(message.name());
-        if (!listing.ok()) return listing.status();
-        v1::Layer layer;
-        wire::EncodeListing(*listing, layer);
-        return layer;
-      });
+absl::StatusOr<v1::Layer> LayerRegistryService::GetLayer(const v1::GetLayerRequest& message) {
+  if (message.name().empty()) return NoName();
+  const auto listing = registry_.library().Get(message.name());
+  if (!listing.ok()) return listing.status();
+  v1::Layer layer;
+  wire::EncodeListing(*listing, layer);
+  return layer;
 }
 
-grpc::ServerUnaryReactor* LayerRegistryService::ListLayers(grpc::CallbackServerContext* context,
-                                                           const grpc::ByteBuffer* request,
-                                                           grpc::ByteBuffer* response) {
-  return Serve<v1::ListLayersRequest>(
-      context, request, response,
-      [this](const v1::ListLayersRequest& message) -> absl::StatusOr<v1::ListLayersResponse> {
-        const auto query = wire::DecodeQuery(message);
-        if (!query.ok()) return query.status();
-        const auto page = registry_.library().List(*query);
-        if (!page.ok()) return page.status();
-        v1::ListLayersResponse answer;
-        for (const LayerListing& listing : page->layers) wire::EncodeListing(listing, *answer.add_layers());
-        answer.set_next_page_token(page->next_page_token);
-        return answer;
-      });
+absl::StatusOr<v1::ListLayersResponse> LayerRegistryService::ListLayers(const v1::ListLayersRequest& message) {
+  const auto query = wire::DecodeQuery(message);
+  if (!query.ok()) return query.status();
+  const auto page = registry_.library().List(*query);
+  if (!page.ok()) return page.status();
+  v1::ListLayersResponse answer;
+  for (const LayerListing& listing : page->layers) wire::EncodeListing(listing, *answer.add_layers());
+  answer.set_next_page_token(page->next_page_token);
+  return answer;
 }
 
-grpc::ServerUnaryReactor* LayerRegistryService::DeleteLayer(grpc::CallbackServerContext* context,
-                                                            const grpc::ByteBuffer* request,
-                                                            grpc::ByteBuffer* response) {
-  return Serve<v1::DeleteLayerRequest>(
-      context, request, response,
-      [this](const v1::DeleteLayerRequest& message) -> absl::StatusOr<google::protobuf::Empty> {
-        if (message.name().empty()) return MissingField("name", "expected models/{model}/layers/{layer}, got nothing");
-        const auto etag = message.etag().empty() ? std::nullopt : std::optional(message.etag());
-        if (auto status = registry_.Delete(message.name(), etag); !status.ok()) return status;
-        registry_.library().Preload();  // frees its memory
-        Log(LogLevel::kInfo, "layer_deleted", {{"layer", message.name()}});
-        return google::protobuf::Empty();
-      });
+absl::StatusOr<google::protobuf::Empty> LayerRegistryService::DeleteLayer(const v1::DeleteLayerRequest& message) {
+  if (message.name().empty()) return NoName();
+  const auto etag = message.etag().empty() ? std::nullopt : std::optional(message.etag());
+  if (auto status = registry_.Delete(message.name(), etag); !status.ok()) return status;
+  registry_.library().Preload();  // frees its memory
+  Log(LogLevel::kInfo, "layer_deleted", {{"layer", message.name()}});
+  return google::protobuf::Empty();
 }
 
-// One CreateLayer call. Its methods run one after the other, on gRPC's threads and on workers in turn.
-class LayerRegistryService::Upload final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+// One CreateLayer call. Its methods run one after the other, on the loop's threads and on workers in turn.
+class LayerRegistryService::Upload final : public ServerCall {
  public:
-  Upload(LayerRegistryService& service, grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
-      : service_(service), context_(context), response_(response) {
+  Upload(LayerRegistryService& service, std::unique_ptr<CallArrival> arrival)
+      : ServerCall(std::move(arrival)), service_(service) {
     absl::Status status = entered_ = service_.gate_.Enter();
     {
       std::lock_guard<std::mutex> lock(service_.mutex_);
@@ -190,10 +141,8 @@ class LayerRegistryService::Upload final : public grpc::ServerReadReactor<grpc::
     return finished_ = true;
   }
   void EndIdle() {
-    FinishWith(
-        *this, *context_,
-        ExpiredWhileWaiting(absl::StrCat("the upload sent nothing for ",
-                                         absl::FormatDuration(service_.options_.upload_idle), " (--upload_idle_s)")));
+    Finish(ExpiredWhileWaiting(absl::StrCat(
+        "the upload sent nothing for ", absl::FormatDuration(service_.options_.upload_idle), " (--upload_idle_s)")));
   }
 
   void OnDone() override {
@@ -218,7 +167,7 @@ class LayerRegistryService::Upload final : public grpc::ServerReadReactor<grpc::
     }
     finished_ = true;
     lock.unlock();
-    FinishWith(*this, *context_, status);
+    status.ok() ? StartWriteAndFinish(answer_) : Finish(Told(status));
   }
 
   absl::Status TakeMessage() {
@@ -245,7 +194,7 @@ class LayerRegistryService::Upload final : public grpc::ServerReadReactor<grpc::
 
   // The caller has said that this was all, or has gone away.
   absl::Status End() {
-    if (context_->IsCancelled()) return CancelledWhileWaiting();
+    if (IsCancelled()) return CancelledWhileWaiting();
     if (!upload_) return MissingField("header", "expected a first message with the header, got none");
     const auto record = upload_->Commit();
     if (!record.ok()) return record.status();
@@ -254,14 +203,13 @@ class LayerRegistryService::Upload final : public grpc::ServerReadReactor<grpc::
         {{"layer", (*record)->info().name}, {"content_hash", (*record)->info().content_hash}});
     v1::Layer layer;
     wire::EncodeListing({.info = (*record)->info()}, layer);
-    return wire::SerializeMessage(layer, *response_);
+    return wire::SerializeMessage(layer, answer_);
   }
 
   LayerRegistryService& service_;
-  grpc::CallbackServerContext* const context_;
-  grpc::ByteBuffer* const response_;
   absl::Status entered_;
   grpc::ByteBuffer message_;
+  grpc::ByteBuffer answer_;
   std::unique_ptr<LayerStore::Upload> upload_;
   std::mutex mutex_;
   bool reading_ = false;      // guarded by mutex_; gRPC has a read to finish
@@ -281,38 +229,30 @@ void LayerRegistryService::WatchUploads() {
   }
 }
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* LayerRegistryService::CreateLayer(grpc::CallbackServerContext* context,
-                                                                             grpc::ByteBuffer* response) {
-  return new Upload(*this, context, response);
-}
-
 // One DownloadLayer call: the layer's head and its weights, a chunk at a time, each when the one before is sent.
-class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class LayerRegistryService::Download final : public ServerCall {
  public:
-  Download(LayerRegistryService& service, grpc::CallbackServerContext* context, const grpc::ByteBuffer* request)
-      : service_(service), context_(context) {
-    entered_ = service_.gate_.Enter();
-    if (!entered_.ok()) {
-      FinishWith(*this, *context_, entered_);
-      return;
-    }
-    auto* bytes = const_cast<grpc::ByteBuffer*>(request);
-    const auto status = service_.workers_.Submit([this, bytes] {
+  Download(LayerRegistryService& service, std::unique_ptr<CallArrival> arrival)
+      : ServerCall(std::move(arrival)), service_(service), entered_(service.gate_.Enter()) {
+    entered_.ok() ? StartRead(&bytes_) : Finish(entered_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok && IsCancelled()) return Finish(CancelledWhileWaiting());
+    const auto status = service_.workers_.Submit([this] {
       v1::DownloadLayerRequest message;
-      const auto parsed = wire::ParseMessage(*bytes, service_.options_.max_message_bytes, message);
-      if (!parsed.ok()) return FinishWith(*this, *context_, parsed);
-      if (message.name().empty()) {
-        return FinishWith(*this, *context_,
-                          MissingField("name", "expected models/{model}/layers/{layer}, got nothing"));
-      }
-      service_.registry_.library().Acquire(message.name(), DeadlineOf(*context_),
+      const auto parsed =
+          Guarded([&] { return wire::ParseMessage(bytes_, service_.options_.max_message_bytes, message); });
+      if (!parsed.ok()) return Finish(parsed);
+      if (message.name().empty()) return Finish(NoName());
+      service_.registry_.library().Acquire(message.name(), DeadlineOf(context()),
                                            [this](auto layer) { Begin(std::move(layer)); });
     });
-    if (!status.ok()) FinishWith(*this, *context_, status);
+    if (!status.ok()) Finish(status);
   }
 
   void OnWriteDone(bool ok) override {
-    if (!ok) return FinishWith(*this, *context_, CancelledWhileWaiting());
+    if (!ok) return Finish(CancelledWhileWaiting());
     absl::Span<const std::byte> chunk;
     // A chunk that is on its way may bring the next call of this method, on another thread, before this one is over: from
     // then on nothing here is touched.
@@ -320,7 +260,7 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
       chunk = layer_bytes_->Next(kDownloadChunkBytes);
       return chunk.empty() ? absl::OkStatus() : SendChunk(chunk);
     });
-    if (!status.ok() || chunk.empty()) FinishWith(*this, *context_, status);
+    if (!status.ok() || chunk.empty()) Finish(Told(status));
   }
 
   void OnDone() override {
@@ -330,7 +270,7 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
 
  private:
   void Begin(absl::StatusOr<std::shared_ptr<const PreparedLayer>> layer) {
-    if (!layer.ok()) return FinishWith(*this, *context_, Renamed("layer", "name", layer.status()));
+    if (!layer.ok()) return Finish(Told(Renamed("layer", "name", layer.status())));
     const absl::Status status = Guarded([&]() -> absl::Status {
       const PreparedLayer& prepared = **layer;
       auto layer_bytes = LayerBytes::Of(*layer);
@@ -342,7 +282,7 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
       layer_bytes_ = *std::move(layer_bytes);
       return Send(first);
     });
-    if (!status.ok()) FinishWith(*this, *context_, status);
+    if (!status.ok()) Finish(Told(status));
   }
 
   absl::Status SendChunk(absl::Span<const std::byte> chunk) {
@@ -353,20 +293,24 @@ class LayerRegistryService::Download final : public grpc::ServerWriteReactor<grp
 
   absl::Status Send(const v1::DownloadLayerResponse& message) {
     if (auto status = wire::SerializeMessage(message, bytes_); !status.ok()) return status;
-    StartWrite(&bytes_);
+    StartWrite(bytes_);
     return absl::OkStatus();
   }
 
   LayerRegistryService& service_;
-  grpc::CallbackServerContext* const context_;
-  absl::Status entered_;
+  const absl::Status entered_;
   std::optional<LayerBytes> layer_bytes_;  // what is still to be sent
-  grpc::ByteBuffer bytes_;
+  grpc::ByteBuffer bytes_;                 // of the request, then of a message
 };
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* LayerRegistryService::DownloadLayer(grpc::CallbackServerContext* context,
-                                                                                const grpc::ByteBuffer* request) {
-  return new Download(*this, context, request);
+void LayerRegistryService::AddTo(CallLoop& loop) {
+  Serve<v1::GetLayerRequest>(loop, "GetLayer", [this](const auto& message) { return GetLayer(message); });
+  Serve<v1::ListLayersRequest>(loop, "ListLayers", [this](const auto& message) { return ListLayers(message); });
+  Serve<v1::DeleteLayerRequest>(loop, "DeleteLayer", [this](const auto& message) { return DeleteLayer(message); });
+  loop.Serve(NameOf("CreateLayer"),
+             [this](std::unique_ptr<CallArrival> arrival) { return new Upload(*this, std::move(arrival)); });
+  loop.Serve(NameOf("DownloadLayer"),
+             [this](std::unique_ptr<CallArrival> arrival) { return new Download(*this, std::move(arrival)); });
 }
 
 }  // namespace layerd

@@ -6,17 +6,21 @@
 #ifndef LAYERD_SERVER_LAYER_REGISTRY_SERVICE_H_
 #define LAYERD_SERVER_LAYER_REGISTRY_SERVICE_H_
 
+#include <google/protobuf/empty.pb.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <set>
 #include <thread>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "layerd/v1/layer_registry.grpc.pb.h"
 #include "lib/base/worker_pool.h"
 #include "lib/resident/layer_registry.h"
 #include "server/call_gate.h"
+#include "server/call_loop.h"
 
 namespace layerd {
 
@@ -28,34 +32,26 @@ struct LayerRegistryServiceOptions {
   absl::Duration upload_idle = absl::Seconds(60);
 };
 
-// Threads: as gRPC calls it. Registry and gate must outlive it.
-class LayerRegistryService final
-    : public v1::LayerRegistry::WithRawCallbackMethod_CreateLayer<v1::LayerRegistry::WithRawCallbackMethod_GetLayer<
-          v1::LayerRegistry::WithRawCallbackMethod_ListLayers<v1::LayerRegistry::WithRawCallbackMethod_DeleteLayer<
-              v1::LayerRegistry::WithRawCallbackMethod_DownloadLayer<v1::LayerRegistry::Service>>>>> {
+// What it is given must outlive it.
+class LayerRegistryService {
  public:
   LayerRegistryService(LayerRegistry& registry, CallGate& gate, const LayerRegistryServiceOptions& options);
-  ~LayerRegistryService() override;
+  ~LayerRegistryService();
 
-  grpc::ServerReadReactor<grpc::ByteBuffer>* CreateLayer(grpc::CallbackServerContext* context,
-                                                         grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* GetLayer(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* ListLayers(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                       grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* DeleteLayer(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                        grpc::ByteBuffer* response) override;
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* DownloadLayer(grpc::CallbackServerContext* context,
-                                                            const grpc::ByteBuffer* request) override;
+  // Serves the methods of the service until the loop is stopped.
+  void AddTo(CallLoop& loop);
 
  private:
   class Upload;
   class Download;
 
-  // Answers a unary call by `handle`, which makes a Response of a Request.
+  // Serves a method by `handle`, which makes an answer of a Request.
   template <typename Request, typename Handle>
-  grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response, Handle handle);
+  void Serve(CallLoop& loop, const char* method, Handle handle);
+
+  absl::StatusOr<v1::Layer> GetLayer(const v1::GetLayerRequest& message);
+  absl::StatusOr<v1::ListLayersResponse> ListLayers(const v1::ListLayersRequest& message);
+  absl::StatusOr<google::protobuf::Empty> DeleteLayer(const v1::DeleteLayerRequest& message);
 
   // Ends uploads that are idle, until the service stops.
   void WatchUploads();

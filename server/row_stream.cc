@@ -1,7 +1,7 @@
 #include "server/row_stream.h"
 
 #include <grpcpp/alarm.h>
-#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,12 +16,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
+#include "lib/base/long_work.h"
 #include "server/deadline.h"
 #include "server/layer_call.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
 #include "wire/normalize_codec.h"
-#include "wire/status_codec.h"
 #include "wire/stream_codec.h"
 
 namespace layerd {
@@ -46,19 +46,19 @@ class StreamWait final : public StallWatch::Wait {
   const std::function<void(const absl::Status&)> end_;
 };
 
-// gRPC calls each On…() on a thread of its own, and the engine answers on its. What they share is guarded by mutex_;
+// The On…() come on any threads of the loop, and the engine answers on its own. What they share is guarded by mutex_;
 // gRPC's methods are called without it. The stream ends when the engine has nothing of it and nothing is being sent.
 template <typename Kind>
-class RowStream final : public RowStreamReactor {
+class RowStream final : public ServerCall {
  public:
-  RowStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes, grpc::CallbackServerContext* context)
-      : engine_(engine),
+  RowStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes, std::unique_ptr<CallArrival> arrival)
+      : ServerCall(std::move(arrival)),
+        engine_(engine),
         admission_(admission),
         max_first_bytes_(max_first_bytes),
-        context_(context),
         read_wait_([this](const absl::Status& status) { EndStalledRead(status); }),
-        write_wait_([this](const absl::Status&) { context_->TryCancel(); }) {
-    call_context_.deadline = DeadlineOf(*context);
+        write_wait_([this](const absl::Status&) { context().TryCancel(); }) {
+    call_context_.deadline = DeadlineOf(context());
     call_context_.cancelled = cancelled_;
     call_context_.waits = true;
     absl::Status status = entered_ = admission_.gate.Enter();
@@ -92,6 +92,7 @@ class RowStream final : public RowStreamReactor {
       Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
       ++computing_;
       lock.unlock();
+      BeforeLongWork();
       TakeMessage(chunk);
       lock.lock();
     }
@@ -242,19 +243,14 @@ class RowStream final : public RowStreamReactor {
     }
     if (writes) {
       admission_.stall_watch.Begin(write_wait_);
-      StartWrite(answer);
+      StartWrite(*answer);
     }
-    if (!finishes) return;
-    if (const auto pushback = wire::PushbackOf(status)) {
-      context_->AddTrailingMetadata(wire::kPushbackTrailer, *pushback);
-    }
-    Finish(wire::EncodeStatus(status));
+    if (finishes) Finish(status);
   }
 
   LayerEngine& engine_;
   Admission& admission_;
   const int64_t max_first_bytes_;
-  grpc::CallbackServerContext* const context_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
   CallContext call_context_;
   absl::Status entered_;
@@ -281,14 +277,14 @@ class RowStream final : public RowStreamReactor {
 
 }  // namespace
 
-RowStreamReactor* StartNormalizeStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
-                                       grpc::CallbackServerContext* context) {
-  return new RowStream<NormalizeKind>(engine, admission, max_first_bytes, context);
+ServerCall* NewNormalizeStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
+                               std::unique_ptr<CallArrival> arrival) {
+  return new RowStream<NormalizeKind>(engine, admission, max_first_bytes, std::move(arrival));
 }
 
-RowStreamReactor* StartFeedForwardStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
-                                         grpc::CallbackServerContext* context) {
-  return new RowStream<FeedForwardKind>(engine, admission, max_first_bytes, context);
+ServerCall* NewFeedForwardStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
+                                 std::unique_ptr<CallArrival> arrival) {
+  return new RowStream<FeedForwardKind>(engine, admission, max_first_bytes, std::move(arrival));
 }
 
 }  // namespace layerd

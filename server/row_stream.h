@@ -3,17 +3,14 @@
 #ifndef LAYERD_SERVER_ROW_STREAM_H_
 #define LAYERD_SERVER_ROW_STREAM_H_
 
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
-
 #include <cstdint>
+#include <memory>
 
 #include "lib/engine/layer_engine.h"
 #include "server/admission.h"
+#include "server/call_loop.h"
 
 namespace layerd {
-
-using RowStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 // Largest message of a stream but the first: 4 MiB of rows, and what is around them. And how many may be under way: read
 // and not answered.
@@ -23,10 +20,10 @@ inline constexpr int kMostChunks = 3;
 // The stream ends itself. Before its first message comes it has memory for the largest that may; after that for kMostChunks
 // messages, and for its first one where that is larger. A message for which the engine has no room just now is tried again
 // until the stream's deadline. Engine and admission must outlive it.
-RowStreamReactor* StartNormalizeStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
-                                       grpc::CallbackServerContext* context);
-RowStreamReactor* StartFeedForwardStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
-                                         grpc::CallbackServerContext* context);
+ServerCall* NewNormalizeStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
+                               std::unique_ptr<CallArrival> arrival);
+ServerCall* NewFeedForwardStream(LayerEngine& engine, Admission& admission, int64_t max_first_bytes,
+                                 std::unique_ptr<CallArrival> arrival);
 
 }  // namespace layerd
 

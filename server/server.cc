@@ -5,18 +5,22 @@
 #include <grpc/support/log.h>
 #include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "layerd/v1/layer_registry.grpc.pb.h"
+#include "layerd/v1/layer_service.grpc.pb.h"
+#include "layerd/v1/shared_memory.grpc.pb.h"
 #include "lib/base/errors.h"
 #include "server/half_close.h"
 #include "server/log.h"
@@ -35,12 +39,25 @@ void ForwardProtobufLog(google::protobuf::LogLevel /*level*/, const char* file, 
   Log(LogLevel::kDebug, "protobuf", {{"message", text}, {"file", file}, {"line", absl::StrCat(line)}});
 }
 
+// The services by their names alone, for reflection: their methods are the loop's.
+using NamedLayerService = v1::LayerService::WithGenericMethod_Normalize<
+    v1::LayerService::WithGenericMethod_FeedForward<v1::LayerService::WithGenericMethod_StreamNormalize<
+        v1::LayerService::WithGenericMethod_StreamFeedForward<v1::LayerService::Service>>>>;
+using NamedLayerRegistry =
+    v1::LayerRegistry::WithGenericMethod_CreateLayer<v1::LayerRegistry::WithGenericMethod_GetLayer<
+        v1::LayerRegistry::WithGenericMethod_ListLayers<v1::LayerRegistry::WithGenericMethod_DeleteLayer<
+            v1::LayerRegistry::WithGenericMethod_DownloadLayer<v1::LayerRegistry::Service>>>>>;
+using NamedSharedMemoryRegistry = v1::SharedMemoryRegistry::WithGenericMethod_RegisterRegion<
+    v1::SharedMemoryRegistry::WithGenericMethod_UnregisterRegion<
+        v1::SharedMemoryRegistry::WithGenericMethod_ListRegions<v1::SharedMemoryRegistry::Service>>>;
+using NamedHealth = grpc::health::v1::Health::WithGenericMethod_Check<
+    grpc::health::v1::Health::WithGenericMethod_Watch<grpc::health::v1::Health::Service>>;
+
 void InstallPluginsOnce() {
   static std::once_flag once;
   std::call_once(once, [] {
     gpr_set_log_function(ForwardGrpcLog);
     google::protobuf::SetLogHandler(ForwardProtobufLog);
-    grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::channelz::experimental::InitChannelzService();
   });
@@ -50,10 +67,18 @@ void InstallPluginsOnce() {
 
 Server::Server(const ServerOptions& options, LayerEngine& engine, LayerRegistry& registry)
     : admission_(options.admission),
-      layer_service_(engine, admission_, options.layer_service),
-      layer_call_service_(engine, admission_, options.shared_memory, options.layer_service),
+      layer_service_(engine, admission_, options.shared_memory, options.layer_service),
       layer_registry_(registry, admission_.gate, options.layer_registry),
-      shared_memory_(options.shared_memory, admission_.gate) {}
+      shared_memory_(options.shared_memory, admission_.gate) {
+  named_.push_back(std::make_unique<NamedLayerService>());
+  named_.push_back(std::make_unique<NamedLayerRegistry>());
+  named_.push_back(std::make_unique<NamedSharedMemoryRegistry>());
+  named_.push_back(std::make_unique<NamedHealth>());
+  layer_service_.AddTo(loop_);
+  layer_registry_.AddTo(loop_);
+  shared_memory_.AddTo(loop_);
+  health_.AddTo(loop_);
+}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, LayerEngine& engine,
                                                       LayerRegistry& registry) {
@@ -91,10 +116,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   grpc::ResourceQuota quota("layerd");
   quota.Resize(static_cast<size_t>(options.admission.message_bytes + kUnreadBytes));
   builder.SetResourceQuota(quota);
-  builder.RegisterService(&server->layer_service_);
-  builder.RegisterCallbackGenericService(&server->layer_call_service_);
-  builder.RegisterService(&server->layer_registry_);
-  builder.RegisterService(&server->shared_memory_);
+  for (const auto& named : server->named_) builder.RegisterService(named.get());
+  server->loop_.AddTo(builder);
   std::vector<int> ports(addresses->size(), 0);
   for (size_t i = 0; i < addresses->size(); ++i) {
     const ListenAddress& address = (*addresses)[i];
@@ -105,6 +128,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     }
     builder.AddListeningPort(address.text, grpc::InsecureServerCredentials(), &ports[i]);
   }
+  server->SetServingStatus(false);
   server->server_ = builder.BuildAndStart();
   for (size_t i = 0; i < addresses->size(); ++i) {
     const ListenAddress& address = (*addresses)[i];
@@ -124,15 +148,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
       server->ports_.push_back(ports[i]);
     }
   }
-  server->SetServingStatus(false);
+  if (auto status = server->loop_.Start(); !status.ok()) return status;
   return server;
 }
 
 void Server::SetServingStatus(bool serving) {
-  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   for (const char* service : {"", v1::LayerService::service_full_name(), v1::LayerRegistry::service_full_name(),
                               v1::SharedMemoryRegistry::service_full_name()}) {
-    health->SetServingStatus(service, serving);
+    health_.SetServing(service, serving);
   }
 }
 
@@ -145,7 +168,7 @@ int64_t Server::Drain(absl::Duration grace) {
   {
     std::lock_guard<std::mutex> lock(health_mutex_);
     draining_ = true;
-    server_->GetHealthCheckService()->SetServingStatus(false);
+    SetServingStatus(false);
   }
   admission_.gate.Close();
   admission_.messages.Close(Draining());
@@ -154,12 +177,14 @@ int64_t Server::Drain(absl::Duration grace) {
   // What is open after that is cancelled: calls past the grace, and connections whose callers do not close them.
   constexpr absl::Duration kForCallersToClose = absl::Milliseconds(500);
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kForCallersToClose));
-  server_->Wait();
+  loop_.Stop();
   return unfinished;
 }
 
 Server::~Server() {
-  if (server_) server_->Shutdown(absl::ToChronoTime(absl::Now()));
+  if (!server_) return;
+  server_->Shutdown(absl::ToChronoTime(absl::Now()));
+  loop_.Stop();
 }
 
 }  // namespace layerd

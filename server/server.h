@@ -16,6 +16,8 @@
 #include "lib/engine/layer_engine.h"
 #include "lib/resident/layer_registry.h"
 #include "server/admission.h"
+#include "server/call_loop.h"
+#include "server/health_service.h"
 #include "server/layer_registry_service.h"
 #include "server/layer_service.h"
 #include "server/listen_address.h"
@@ -62,9 +64,11 @@ class Server {
   bool draining_ = false;  // guarded by health_mutex_
   Admission admission_;
   LayerService layer_service_;
-  LayerCallService layer_call_service_;
   LayerRegistryService layer_registry_;
   SharedMemoryService shared_memory_;
+  HealthService health_;
+  std::vector<std::unique_ptr<grpc::Service>> named_;
+  CallLoop loop_;  // uses the services
   std::vector<UnixSocketLock> locks_;
   std::vector<std::string> addresses_;
   std::vector<int> ports_;

@@ -2,37 +2,27 @@
 #ifndef LAYERD_SERVER_SHARED_MEMORY_SERVICE_H_
 #define LAYERD_SERVER_SHARED_MEMORY_SERVICE_H_
 
-#include "layerd/v1/shared_memory.grpc.pb.h"
 #include "lib/base/shared_regions.h"
 #include "lib/base/worker_pool.h"
 #include "server/call_gate.h"
+#include "server/call_loop.h"
 
 namespace layerd {
 
-// To map files, and to let go of them, takes a while where they are large: a thread of this service does it. Messages are taken as
-// bytes, as in LayerService.
-//
-// Threads: as gRPC calls it. Regions and gate must outlive it.
-class SharedMemoryService final
-    : public v1::SharedMemoryRegistry::WithRawCallbackMethod_RegisterRegion<
-          v1::SharedMemoryRegistry::WithRawCallbackMethod_UnregisterRegion<
-              v1::SharedMemoryRegistry::WithRawCallbackMethod_ListRegions<v1::SharedMemoryRegistry::Service>>> {
+// To map files, and to let go of them, takes a while where they are large: a thread of this service does it. What it is
+// given must outlive it.
+class SharedMemoryService {
  public:
   // `regions`: null where shared memory is off.
   SharedMemoryService(SharedRegions* regions, CallGate& gate);
 
-  grpc::ServerUnaryReactor* RegisterRegion(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                           grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* UnregisterRegion(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                             grpc::ByteBuffer* response) override;
-  grpc::ServerUnaryReactor* ListRegions(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                        grpc::ByteBuffer* response) override;
+  // Serves the methods of the service until the loop is stopped.
+  void AddTo(CallLoop& loop);
 
  private:
-  // Answers a call by `handle`, which makes a response of a Request and the regions.
+  // Serves a method by `handle`, which makes an answer of the regions and a Request.
   template <typename Request, typename Handle>
-  grpc::ServerUnaryReactor* Serve(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
-                                  grpc::ByteBuffer* response, Handle handle);
+  void Serve(CallLoop& loop, const char* method, Handle handle);
 
   SharedRegions* const regions_;
   CallGate& gate_;

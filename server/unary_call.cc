@@ -1,7 +1,6 @@
 #include "server/unary_call.h"
 
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
 
 #include <atomic>
 #include <memory>
@@ -11,57 +10,57 @@
 
 #include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
+#include "lib/base/long_work.h"
 #include "server/deadline.h"
 #include "server/layer_call.h"
 #include "wire/feed_forward_codec.h"
 #include "wire/message_codec.h"
 #include "wire/normalize_codec.h"
 #include "wire/shared_memory_codec.h"
-#include "wire/status_codec.h"
 
 namespace layerd {
 namespace {
 
-// gRPC calls On…() one after the other, but for OnCancel(), which may come at any time.
 template <typename Kind>
-class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch::Wait {
+class UnaryCall final : public ServerCall, public StallWatch::Wait {
  public:
-  UnaryCall(const UnaryCallContext& service, grpc::GenericCallbackServerContext* context)
-      : service_(service), context_(context) {
-    call_context_.deadline = DeadlineOf(*context);
+  UnaryCall(const UnaryCallContext& service, std::unique_ptr<CallArrival> arrival)
+      : ServerCall(std::move(arrival)), service_(service) {
+    call_context_.deadline = DeadlineOf(context());
     call_context_.cancelled = cancelled_;
     absl::Status status = entered_ = admission().gate.Enter();
     if (status.ok()) status = service_.engine.CheckAdmission(call_context_);
     if (status.ok()) status = TakeMemory();
-    if (!status.ok()) FinishWith(status);
+    if (!status.ok()) Finish(status);
   }
 
   void OnReadDone(bool ok) override {
     if (!admission().stall_watch.End(*this)) return;  // ended
-    if (!ok) return FinishWith(cancelled_->load(std::memory_order_relaxed) ? CancelledWhileWaiting() : NoMessage());
+    if (!ok) return Finish(cancelled_->load(std::memory_order_relaxed) ? CancelledWhileWaiting() : NoMessage());
     memory_.ShrinkTo(static_cast<int64_t>(bytes_.Length()));
     if (bytes_.Length() <= wire::kCopiedMessageBytes) {
       grpc::ByteBuffer received;  // freed behind the answer, where that is given at once
       received.Swap(&bytes_);
       return Compute(Read(received));
     }
+    BeforeLongWork();
     if (auto call = ReadAtOnce()) return Compute(*std::move(call));
     const auto status = service_.decoders.Submit([this] {
       auto call = Read(bytes_);
       bytes_.Clear();
       Compute(std::move(call));
     });
-    if (!status.ok()) FinishWith(status);
+    if (!status.ok()) Finish(status);
   }
 
   void OnCancel() override {
     cancelled_->store(true, std::memory_order_relaxed);
-    if (admission().messages.Leave(ticket_)) FinishWith(CancelledWhileWaiting());
+    if (admission().messages.Leave(ticket_)) Finish(CancelledWhileWaiting());
   }
 
   void EndStalled(const absl::Status& status) override {
-    if (!answering_) return FinishWith(status);
-    context_->TryCancel();  // what it was to say is said
+    if (!answering_) return Finish(status);
+    context().TryCancel();  // what it was to say is said
   }
 
   void OnDone() override {
@@ -91,7 +90,7 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
     }
     auto ticket = admission().messages.Wait(service_.max_message_bytes, call_context_.deadline,
                                             [this](absl::StatusOr<ByteBudget::Share> share) {
-                                              share.ok() ? Receive(*std::move(share)) : FinishWith(share.status());
+                                              share.ok() ? Receive(*std::move(share)) : Finish(share.status());
                                             });
     if (ticket.ok()) ticket_ = *ticket;  // OnCancel(), which looks at it, comes after the constructor
     return std::move(ticket).status();
@@ -134,19 +133,19 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
   }
 
   void Compute(absl::StatusOr<Call> call) {
-    if (!call.ok()) return FinishWith(call.status());
+    if (!call.ok()) return Finish(call.status());
     call->context = std::move(call_context_);
     Kind::Ask(service_.engine, *std::move(call), [this](absl::StatusOr<Result> result) { Answer(std::move(result)); });
   }
 
   void Answer(absl::StatusOr<Result> result) {
     const absl::Status status = result.ok() ? Encode(*result) : result.status();
-    if (!status.ok()) return FinishWith(status);
+    if (!status.ok()) return Finish(status);
     held_ = std::move(result->held);
     memory_ = {};  // not behind the answer: with that the server may end, and the budget with it
     answering_ = true;
     admission().stall_watch.Begin(*this);
-    StartWriteAndFinish(&bytes_, grpc::WriteOptions(), grpc::Status::OK);
+    StartWriteAndFinish(bytes_);
   }
 
   absl::Status Encode(const Result& result) {
@@ -162,16 +161,7 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
     }
   }
 
-  // The last thing that a thread does here, as is Answer().
-  void FinishWith(const absl::Status& status) {
-    if (const auto pushback = wire::PushbackOf(status)) {
-      context_->AddTrailingMetadata(wire::kPushbackTrailer, *pushback);
-    }
-    Finish(wire::EncodeStatus(status));
-  }
-
   const UnaryCallContext service_;
-  grpc::GenericCallbackServerContext* const context_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
   CallContext call_context_;
   absl::Status entered_;
@@ -185,14 +175,12 @@ class UnaryCall final : public grpc::ServerGenericBidiReactor, public StallWatch
 
 }  // namespace
 
-grpc::ServerGenericBidiReactor* StartNormalizeCall(const UnaryCallContext& service,
-                                                   grpc::GenericCallbackServerContext* context) {
-  return new UnaryCall<NormalizeKind>(service, context);
+ServerCall* NewNormalizeCall(const UnaryCallContext& service, std::unique_ptr<CallArrival> arrival) {
+  return new UnaryCall<NormalizeKind>(service, std::move(arrival));
 }
 
-grpc::ServerGenericBidiReactor* StartFeedForwardCall(const UnaryCallContext& service,
-                                                     grpc::GenericCallbackServerContext* context) {
-  return new UnaryCall<FeedForwardKind>(service, context);
+ServerCall* NewFeedForwardCall(const UnaryCallContext& service, std::unique_ptr<CallArrival> arrival) {
+  return new UnaryCall<FeedForwardKind>(service, std::move(arrival));
 }
 
 }  // namespace layerd

@@ -2,14 +2,14 @@
 #ifndef LAYERD_SERVER_UNARY_CALL_H_
 #define LAYERD_SERVER_UNARY_CALL_H_
 
-#include <grpcpp/generic/async_generic_service.h>
-
 #include <cstdint>
+#include <memory>
 
 #include "lib/base/shared_regions.h"
 #include "lib/base/worker_pool.h"
 #include "lib/engine/layer_engine.h"
 #include "server/admission.h"
+#include "server/call_loop.h"
 
 namespace layerd {
 
@@ -23,10 +23,8 @@ struct UnaryCallContext {
 };
 
 // The call ends and deletes itself. Until it has memory for the largest message nothing of its own is read.
-grpc::ServerGenericBidiReactor* StartNormalizeCall(const UnaryCallContext& service,
-                                                   grpc::GenericCallbackServerContext* context);
-grpc::ServerGenericBidiReactor* StartFeedForwardCall(const UnaryCallContext& service,
-                                                     grpc::GenericCallbackServerContext* context);
+ServerCall* NewNormalizeCall(const UnaryCallContext& service, std::unique_ptr<CallArrival> arrival);
+ServerCall* NewFeedForwardCall(const UnaryCallContext& service, std::unique_ptr<CallArrival> arrival);
 
 }  // namespace layerd
 

@@ -6,12 +6,16 @@
 #include <utility>
 
 #include "lib/base/errors.h"
+#include "lib/base/long_work.h"
 #include "lib/layers/layer.h"
 #include "lib/reference/judge.h"
 #include "lib/weights/layer_name.h"
 
 namespace layerd {
 namespace {
+
+// Takes about ten microseconds.
+constexpr double kBriefWork = 1 << 18;
 
 // Whether this thread is in a call that it computes at once.
 thread_local bool computing_at_once = false;
@@ -80,6 +84,7 @@ void CpuEngine::Submit(Call call, Done done) {
   if (!cost.ok()) return done(std::move(cost).status());
   if (auto status = CheckContext(call.context); !status.ok()) return done(std::move(status));
   if (cost->work < at_once_work_ && !computing_at_once) {
+    if (cost->work > kBriefWork) BeforeLongWork();
     computing_at_once = true;
     done(TryToCompute<Result>(call));
     computing_at_once = false;
