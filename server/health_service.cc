@@ -82,9 +82,8 @@ class HealthService::Watch final : public ServerCall {
   void OnWriteDone(bool ok) override {
     std::lock_guard<std::mutex> lock(service_.mutex_);
     writing_ = false;
-    if (ended_) return;
-    if (!ok) return End(CancelledWhileWaiting());
-    Say();
+    if (ended_) return Finish(CancelledWhileWaiting());
+    ok ? Say() : End(CancelledWhileWaiting());
   }
 
   void OnCancel() override {
@@ -106,10 +105,11 @@ class HealthService::Watch final : public ServerCall {
   }
 
  private:
+  // A write that is under way is awaited.
   void End(const absl::Status& status) {
     ended_ = true;
     service_.watches_.erase(this);
-    Finish(status);
+    if (!writing_) Finish(status);
   }
 
   HealthService& service_;

@@ -40,15 +40,18 @@ namespace {
 // What a computation that outlasts the grace period has left to notice that it was cancelled before the process ends.
 constexpr std::chrono::seconds kAbandonAfter{2};
 
-// Multiply-adds up to which a call is computed by the thread that brings it: some 200 µs or less, so that no thread of
-// gRPC's is held for long, where waking another takes a good part of that.
+// Multiply-adds up to which a call is computed by the thread that brings it: some 200 µs or less, where waking another
+// takes a good part of that.
 constexpr double kAtOnceWork = 1 << 23;
 
 // Keeps some memory that gRPC has given back: by default the C library gives it to the system at each call of 1 MiB, and
-// the system clears it again for the next, which costs a fifth of such a call.
+// the system clears it again for the next, which costs a fifth of such a call. And it has few heaps, where by default each
+// thread has its own: what one has received is free in its heap alone, so that they grow to many times what is in use.
 void KeepFreedMemory() {
   mallopt(M_TRIM_THRESHOLD, 8 << 20);
   mallopt(M_MMAP_THRESHOLD, 4 << 20);  // which the other would else leave at 128 KiB
+  constexpr int kCpusPerHeap = 4;
+  mallopt(M_ARENA_MAX, (AvailableCpus() + kCpusPerHeap - 1) / kCpusPerHeap);
 }
 
 int Fail(absl::string_view message) {

@@ -8,6 +8,7 @@
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
+#include <grpcpp/support/method_handler.h>
 
 #include <algorithm>
 #include <limits>
@@ -39,19 +40,21 @@ void ForwardProtobufLog(google::protobuf::LogLevel /*level*/, const char* file, 
   Log(LogLevel::kDebug, "protobuf", {{"message", text}, {"file", file}, {"line", absl::StrCat(line)}});
 }
 
-// The services by their names alone, for reflection: their methods are the loop's.
-using NamedLayerService = v1::LayerService::WithGenericMethod_Normalize<
-    v1::LayerService::WithGenericMethod_FeedForward<v1::LayerService::WithGenericMethod_StreamNormalize<
-        v1::LayerService::WithGenericMethod_StreamFeedForward<v1::LayerService::Service>>>>;
-using NamedLayerRegistry =
-    v1::LayerRegistry::WithGenericMethod_CreateLayer<v1::LayerRegistry::WithGenericMethod_GetLayer<
-        v1::LayerRegistry::WithGenericMethod_ListLayers<v1::LayerRegistry::WithGenericMethod_DeleteLayer<
-            v1::LayerRegistry::WithGenericMethod_DownloadLayer<v1::LayerRegistry::Service>>>>>;
-using NamedSharedMemoryRegistry = v1::SharedMemoryRegistry::WithGenericMethod_RegisterRegion<
-    v1::SharedMemoryRegistry::WithGenericMethod_UnregisterRegion<
-        v1::SharedMemoryRegistry::WithGenericMethod_ListRegions<v1::SharedMemoryRegistry::Service>>>;
-using NamedHealth = grpc::health::v1::Health::WithGenericMethod_Check<
-    grpc::health::v1::Health::WithGenericMethod_Watch<grpc::health::v1::Health::Service>>;
+// A service by its name alone, for reflection: gRPC knows of it by a method, and all of its own are the loop's. This one is
+// UNIMPLEMENTED as any that there is not.
+class NamedService final : public grpc::Service {
+ public:
+  explicit NamedService(absl::string_view name) : method_(absl::StrCat("/", name, "/-")) {
+    AddMethod(new grpc::internal::RpcServiceMethod(method_.c_str(), grpc::internal::RpcMethod::NORMAL_RPC,
+                                                   new grpc::internal::UnknownMethodHandler("no such method")));
+  }
+
+ private:
+  const std::string method_;
+};
+
+constexpr const char* kServices[] = {v1::LayerService::service_full_name(), v1::LayerRegistry::service_full_name(),
+                                     v1::SharedMemoryRegistry::service_full_name()};
 
 void InstallPluginsOnce() {
   static std::once_flag once;
@@ -70,10 +73,8 @@ Server::Server(const ServerOptions& options, LayerEngine& engine, LayerRegistry&
       layer_service_(engine, admission_, options.shared_memory, options.layer_service),
       layer_registry_(registry, admission_.gate, options.layer_registry),
       shared_memory_(options.shared_memory, admission_.gate) {
-  named_.push_back(std::make_unique<NamedLayerService>());
-  named_.push_back(std::make_unique<NamedLayerRegistry>());
-  named_.push_back(std::make_unique<NamedSharedMemoryRegistry>());
-  named_.push_back(std::make_unique<NamedHealth>());
+  for (const char* service : kServices) named_.push_back(std::make_unique<NamedService>(service));
+  named_.push_back(std::make_unique<NamedService>(grpc::health::v1::Health::service_full_name()));
   layer_service_.AddTo(loop_);
   layer_registry_.AddTo(loop_);
   shared_memory_.AddTo(loop_);
@@ -153,10 +154,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 }
 
 void Server::SetServingStatus(bool serving) {
-  for (const char* service : {"", v1::LayerService::service_full_name(), v1::LayerRegistry::service_full_name(),
-                              v1::SharedMemoryRegistry::service_full_name()}) {
-    health_.SetServing(service, serving);
-  }
+  health_.SetServing("", serving);
+  for (const char* service : kServices) health_.SetServing(service, serving);
 }
 
 void Server::SetReady() {
