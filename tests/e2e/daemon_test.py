@@ -561,8 +561,9 @@ class Services(unittest.TestCase):
         self.assertGreaterEqual(answer.server[0].data.calls_succeeded, 1)
 
     def test_unknown_methods_are_unimplemented(self):
-        call = self.daemon.channel().unary_unary('/layerd.v1.LayerService/NoSuchMethod', lambda b: b, lambda b: b)
-        self.assertEqual(error_of(call, b'').code, grpc.StatusCode.UNIMPLEMENTED)
+        for method in ('/layerd.v1.LayerService/NoSuchMethod', '/layerd.v1.LayerService/-', '/no.such.Service/Method'):
+            call = self.daemon.channel().unary_unary(method, lambda b: b, lambda b: b)
+            self.assertEqual(error_of(call, b'').code, grpc.StatusCode.UNIMPLEMENTED, method)
 
     def test_proxies_of_the_environment_are_not_asked(self):
         proxy = f'http://127.0.0.1:{free_port()}'
