@@ -104,12 +104,12 @@ struct CallLoop::Lane {
   std::vector<std::thread> threads;
 };
 
-thread_local CallLoop::Lane* CallLoop::led_here = nullptr;
+thread_local CallLoop::Lane* CallLoop::led_here_ = nullptr;
 
 CallLoop::CallLoop() = default;
 CallLoop::~CallLoop() = default;
 
-void CallLoop::Serve(std::string method, Factory factory) { factories_.emplace(std::move(method), std::move(factory)); }
+void CallLoop::Serve(const std::string& method, Factory factory) { factories_[method] = std::move(factory); }
 
 void CallLoop::AddTo(grpc::ServerBuilder& builder) {
   builder.RegisterAsyncGenericService(&service_);
@@ -150,7 +150,7 @@ void CallLoop::Await(Lane& lane) {
 // Not ok: the server has ended.
 void CallLoop::Arrive(std::unique_ptr<CallArrival> arrival, bool ok) {
   if (!ok) return;
-  Await(*led_here);
+  Await(*led_here_);
   const auto factory = factories_.find(arrival->context.method());
   ServerCall* const call =
       factory == factories_.end() ? new Unimplemented(std::move(arrival)) : factory->second(std::move(arrival));
@@ -165,11 +165,11 @@ void CallLoop::Work(Lane& lane) {
     if (lane.ended) return;
     lane.led = true;
     lock.unlock();
-    led_here = &lane;
+    led_here_ = &lane;
     void* event = nullptr;
     bool ok = false;
     bool more = true;
-    while (led_here != nullptr && (more = lane.queue->Next(&event, &ok))) {
+    while (led_here_ != nullptr && (more = lane.queue->Next(&event, &ok))) {
       const auto& [run, what] = *static_cast<CallEvent*>(event);
       run(what, ok);
     }
@@ -181,7 +181,7 @@ void CallLoop::Work(Lane& lane) {
 }
 
 void CallLoop::StepAside() {
-  Lane* const lane = std::exchange(led_here, nullptr);
+  Lane* const lane = std::exchange(led_here_, nullptr);
   if (lane == nullptr) return;
   std::lock_guard<std::mutex> lock(lane->mutex);
   lane->led = false;

@@ -2,7 +2,7 @@
 //
 // gRPC's callback API would do, but for its threads: it ends each call on another thread than it began on, and two of its
 // threads take turns in waiting for the sockets, so that a small call wakes threads six times and costs twice the time of
-// the CPUs. Here one thread at a time waits, and goes on to serve what has come; see docs/performance.md for the figures.
+// the CPUs. Here one thread at a time waits, and goes on to serve what has come; docs/design.md has the figures.
 #ifndef LAYERD_SERVER_CALL_LOOP_H_
 #define LAYERD_SERVER_CALL_LOOP_H_
 
@@ -43,7 +43,8 @@ struct CallArrival {
 
 // One call, with the methods of grpc::ServerBidiReactor and their rules: the On…() come one after the other for reads and
 // for writes, but OnCancel() at any time after the constructor; at most one read and one write at a time; Finish() or
-// StartWriteAndFinish() exactly once; and OnDone() when all of it is over. Threads: the Start…() from any.
+// StartWriteAndFinish() exactly once, and not before a write is done; and OnDone() when all of it is over. Threads: the
+// Start…() from any.
 class ServerCall {
  public:
   explicit ServerCall(std::unique_ptr<CallArrival> arrival);
@@ -62,8 +63,7 @@ class ServerCall {
   // Whether the caller has gone away, as far as it is known; once a read has failed, whether it failed for that.
   bool IsCancelled() const { return cancelled_.load(); }
 
-  // `bytes` must live until the On…Done().
-  void StartRead(grpc::ByteBuffer* bytes);
+  void StartRead(grpc::ByteBuffer* bytes);  // which must live until OnReadDone()
   void StartWrite(const grpc::ByteBuffer& bytes);
   void StartWriteAndFinish(const grpc::ByteBuffer& bytes);
   void Finish(const absl::Status& status);  // with what it says of retries
@@ -105,7 +105,7 @@ class CallLoop {
   ~CallLoop();
 
   // These in this order, from one thread. `method`: "/layerd.v1.LayerService/Normalize"; others are UNIMPLEMENTED.
-  void Serve(std::string method, Factory factory);
+  void Serve(const std::string& method, Factory factory);
   void AddTo(grpc::ServerBuilder& builder);
   // Begins to serve, when the server has been built. RESOURCE_EXHAUSTED where a lane can have no thread.
   absl::Status Start();
@@ -122,7 +122,7 @@ class CallLoop {
   static void StepAside();
 
   // The lane in which this thread waits for events, or runs one.
-  static thread_local Lane* led_here;
+  static thread_local Lane* led_here_;
 
   grpc::AsyncGenericService service_;
   absl::flat_hash_map<std::string, Factory> factories_;

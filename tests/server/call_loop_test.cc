@@ -167,6 +167,7 @@ TEST_F(CallLoopTest, ServesTheMethodsThatItHasAndRefusesOthers) {
 TEST_F(CallLoopTest, EachOfManyCallsAtOnceGetsItsAnswerAndEnds) {
   constexpr int kCallers = 32, kCalls = 50;
   std::vector<std::thread> callers;
+  callers.reserve(kCallers);
   for (int i = 0; i < kCallers; ++i) {
     callers.emplace_back([this, i] {
       for (int n = 0; n < kCalls; ++n) {
