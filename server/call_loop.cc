@@ -40,7 +40,13 @@ CallArrival::CallArrival(CallLoop& of)
                 arrival->loop.Arrive(std::unique_ptr<CallArrival>(arrival), ok);
               },
               this},
-      ended{[](void* what, bool /*ok*/) { static_cast<CallArrival*>(what)->call->Ended(); }, this} {}
+      ended{[](void* what, bool /*ok*/) { static_cast<CallArrival*>(what)->call->Ended(); }, this} {
+  loop.arrivals_.fetch_add(1);
+}
+
+CallArrival::~CallArrival() {
+  if (loop.arrivals_.fetch_sub(1) == 1) loop.arrivals_.notify_all();
+}
 
 ServerCall::ServerCall(std::unique_ptr<CallArrival> arrival) : arrival_(std::move(arrival)) { arrival_->call = this; }
 
@@ -133,6 +139,8 @@ absl::Status CallLoop::Start() {
 }
 
 void CallLoop::Stop() {
+  // A call that the server has cancelled is still to be finished, by the queue, which takes nothing once it ends.
+  for (int64_t left = arrivals_; left > 0; left = arrivals_) arrivals_.wait(left);
   for (const auto& lane : lanes_) {
     lane->queue->Shutdown();
     if (lane->threads.empty()) Work(*lane);

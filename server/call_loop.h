@@ -11,6 +11,7 @@
 #include <grpcpp/server_builder.h>
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,6 +34,7 @@ struct CallEvent {
 // A call that gRPC has brought, or is to bring.
 struct CallArrival {
   explicit CallArrival(CallLoop& of);
+  ~CallArrival();
 
   CallLoop& loop;
   grpc::GenericServerContext context;
@@ -126,6 +128,7 @@ class CallLoop {
 
   grpc::AsyncGenericService service_;
   absl::flat_hash_map<std::string, Factory> factories_;
+  std::atomic<int64_t> arrivals_ = 0;  // that there are: calls that are awaited, and those under way
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 

@@ -32,8 +32,8 @@ namespace {
 constexpr absl::Duration kLong = absl::Seconds(60);
 
 struct Seen {
-  std::atomic<int> done = 0;
-  absl::Notification cancelled, reading;
+  std::atomic<int> begun = 0, done = 0;
+  std::atomic<int> cancelled = 0, read = 0;
 };
 
 // Sends back what it gets.
@@ -77,11 +77,12 @@ class Busy final : public ServerCall {
 class Reader final : public ServerCall {
  public:
   Reader(std::unique_ptr<CallArrival> arrival, Seen& seen) : ServerCall(std::move(arrival)), seen_(seen) {
+    ++seen_.begun;
     StartRead(&bytes_);
   }
   void OnReadDone(bool ok) override {
     if (ok) {
-      seen_.reading.Notify();
+      ++seen_.read;
       return StartRead(&bytes_);
     }
     EXPECT_TRUE(IsCancelled());
@@ -89,7 +90,7 @@ class Reader final : public ServerCall {
   }
   void OnCancel() override {
     EXPECT_TRUE(IsCancelled());
-    seen_.cancelled.Notify();
+    ++seen_.cancelled;
   }
   void OnDone() override {
     ++seen_.done;
@@ -202,9 +203,9 @@ TEST_F(CallLoopTest, ACallerWhoGoesAwayIsNoticed) {
   const grpc::Slice slice("hello");
   stream->Write(grpc::ByteBuffer(&slice, 1), nullptr);
   wait();
-  EXPECT_TRUE(reader_.reading.WaitForNotificationWithTimeout(kLong));
+  EXPECT_TRUE(Comes(reader_.read, 1));
   context.TryCancel();
-  EXPECT_TRUE(reader_.cancelled.WaitForNotificationWithTimeout(kLong));
+  EXPECT_TRUE(Comes(reader_.cancelled, 1));
   EXPECT_TRUE(Comes(reader_.done, 1));
   grpc::Status status;
   stream->Finish(&status, nullptr);
@@ -212,25 +213,36 @@ TEST_F(CallLoopTest, ACallerWhoGoesAwayIsNoticed) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
 }
 
-TEST_F(CallLoopTest, StopsWithACallThatIsStillOpen) {
+TEST_F(CallLoopTest, StopsWithCallsThatAreStillOpen) {
+  constexpr int kOpen = 200;
+  struct Open {
+    explicit Open(grpc::GenericStub& stub, grpc::CompletionQueue& queue)
+        : stream(stub.PrepareCall(&context, "/test/Read", &queue)) {
+      stream->StartCall(nullptr);
+    }
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
+    grpc::Status status;
+  };
   grpc::CompletionQueue queue;
-  grpc::ClientContext context;
+  const auto wait = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+  };
   grpc::GenericStub stub(channel_);
-  auto stream = stub.PrepareCall(&context, "/test/Read", &queue);
-  void* tag = nullptr;
-  bool ok = false;
-  stream->StartCall(nullptr);
-  EXPECT_TRUE(queue.Next(&tag, &ok));
-  const grpc::Slice slice("hello");
-  stream->Write(grpc::ByteBuffer(&slice, 1), nullptr);
-  EXPECT_TRUE(queue.Next(&tag, &ok));
-  EXPECT_TRUE(reader_.reading.WaitForNotificationWithTimeout(kLong));
+  std::vector<std::unique_ptr<Open>> calls;
+  calls.reserve(kOpen);
+  for (int i = 0; i < kOpen; ++i) calls.push_back(std::make_unique<Open>(stub, queue));
+  for (int i = 0; i < kOpen; ++i) wait();
+  EXPECT_TRUE(Comes(reader_.begun, kOpen));
   Stop();
-  EXPECT_EQ(reader_.done, 1);
-  grpc::Status status;
-  stream->Finish(&status, nullptr);
-  EXPECT_TRUE(queue.Next(&tag, &ok));
-  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(reader_.done, kOpen);
+  for (const auto& call : calls) {
+    call->stream->Finish(&call->status, nullptr);
+    wait();
+    EXPECT_FALSE(call->status.ok());
+  }
 }
 
 }  // namespace
