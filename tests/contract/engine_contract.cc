@@ -252,6 +252,10 @@ TEST_P(EngineContractTest, OutputMemoryThatDoesNotFitIsRefused) {
   norm.output_memory = inside(norm.inputs.input, 0);
   refused(Normalize(engine(), norm).status(), "OVERLAP",
           "expected memory that no tensor of the call has, got some of input");
+  // In a tensor of twice as many rows, so that nothing else of the call lies behind it.
+  Shape twice = norm.inputs.input.shape();
+  twice[0] *= 2;
+  norm.inputs.residual = Tensor::FromFloats(DType::kFloat32, twice, std::vector<float>(144)).Rows(0, twice[0] / 2);
   norm.output_memory = inside(*norm.inputs.residual, 284);
   refused(Normalize(engine(), norm).status(), "OVERLAP",
           "expected memory that no tensor of the call has, got some of residual");
