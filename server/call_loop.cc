@@ -50,6 +50,11 @@ CallArrival::~CallArrival() {
 
 ServerCall::ServerCall(std::unique_ptr<CallArrival> arrival) : arrival_(std::move(arrival)) { arrival_->call = this; }
 
+absl::Status ServerCall::NoMessage() const {
+  if (IsCancelled()) return CancelledWhileWaiting();
+  return InvalidField("", "MALFORMED_MESSAGE", "expected a message, got none, or only the beginning of one");
+}
+
 void ServerCall::StartRead(grpc::ByteBuffer* bytes) {
   pending_.fetch_add(1, std::memory_order_relaxed);
   arrival_->stream.Read(bytes, &read_);

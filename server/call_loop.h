@@ -62,6 +62,8 @@ class ServerCall {
   virtual void OnDone() = 0;
 
   grpc::GenericServerContext& context() { return arrival_->context; }
+  // The error where a read has failed before there was a message.
+  absl::Status NoMessage() const;
   // Whether the caller has gone away, as far as it is known; once a read has failed, whether it failed for that.
   bool IsCancelled() const { return cancelled_.load(); }
 

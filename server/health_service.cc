@@ -43,9 +43,9 @@ class HealthService::Check final : public ServerCall {
     StartRead(&bytes_);
   }
 
-  void OnReadDone(bool /*ok*/) override {  // without a message it is an empty one
+  void OnReadDone(bool ok) override {
     HealthCheckRequest request;
-    absl::Status status = wire::ParseMessage(bytes_, kMaxMessageBytes, request);
+    absl::Status status = ok ? wire::ParseMessage(bytes_, kMaxMessageBytes, request) : NoMessage();
     if (status.ok()) {
       std::lock_guard<std::mutex> lock(service_.mutex_);
       const auto found = service_.statuses_.find(request.service());
@@ -68,9 +68,9 @@ class HealthService::Watch final : public ServerCall {
     StartRead(&bytes_);
   }
 
-  void OnReadDone(bool /*ok*/) override {
+  void OnReadDone(bool ok) override {
     HealthCheckRequest request;
-    const absl::Status status = wire::ParseMessage(bytes_, kMaxMessageBytes, request);
+    const absl::Status status = ok ? wire::ParseMessage(bytes_, kMaxMessageBytes, request) : NoMessage();
     std::lock_guard<std::mutex> lock(service_.mutex_);
     if (ended_) return;
     if (!status.ok()) return End(status);
@@ -82,6 +82,7 @@ class HealthService::Watch final : public ServerCall {
   void OnWriteDone(bool ok) override {
     std::lock_guard<std::mutex> lock(service_.mutex_);
     writing_ = false;
+    if (--service_.telling_ == 0) service_.told_.notify_all();
     if (ended_) return Finish(CancelledWhileWaiting());
     ok ? Say() : End(CancelledWhileWaiting());
   }
@@ -101,6 +102,7 @@ class HealthService::Watch final : public ServerCall {
     if (const auto status = Encode(now, bytes_); !status.ok()) return End(status);
     said_ = now;
     writing_ = true;
+    ++service_.telling_;
     StartWrite(bytes_);
   }
 
@@ -132,6 +134,11 @@ void HealthService::SetServing(const std::string& service, bool serving) {
   std::lock_guard<std::mutex> lock(mutex_);
   statuses_[service] = serving ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
   for (Watch* watch : std::set<Watch*>(watches_)) watch->Say();
+}
+
+void HealthService::AwaitTold(absl::Duration limit) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  told_.wait_for(lock, absl::ToChronoNanoseconds(limit), [this] { return telling_ == 0; });
 }
 
 }  // namespace layerd

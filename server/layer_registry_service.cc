@@ -238,7 +238,7 @@ class LayerRegistryService::Download final : public ServerCall {
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok && IsCancelled()) return Finish(CancelledWhileWaiting());
+    if (!ok) return Finish(NoMessage());
     const auto status = service_.workers_.Submit([this] {
       v1::DownloadLayerRequest message;
       const auto parsed =

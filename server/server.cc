@@ -172,6 +172,8 @@ int64_t Server::Drain(absl::Duration grace) {
   admission_.gate.Close();
   admission_.messages.Close(Draining());
   const int64_t unfinished = admission_.gate.Drain(absl::Now() + grace);
+  constexpr absl::Duration kForWatchesToBeTold = absl::Milliseconds(250);
+  health_.AwaitTold(kForWatchesToBeTold);
   HalfCloseConnections(ports_, paths_);
   // What is open after that is cancelled: calls past the grace, and connections whose callers do not close them.
   constexpr absl::Duration kForCallersToClose = absl::Milliseconds(500);

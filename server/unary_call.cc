@@ -8,7 +8,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "lib/base/errors.h"
 #include "lib/base/long_work.h"
 #include "server/deadline.h"
@@ -36,7 +35,7 @@ class UnaryCall final : public ServerCall, public StallWatch::Wait {
 
   void OnReadDone(bool ok) override {
     if (!admission().stall_watch.End(*this)) return;  // ended
-    if (!ok) return Finish(cancelled_->load(std::memory_order_relaxed) ? CancelledWhileWaiting() : NoMessage());
+    if (!ok) return Finish(NoMessage());
     memory_.ShrinkTo(static_cast<int64_t>(bytes_.Length()));
     if (bytes_.Length() <= wire::kCopiedMessageBytes) {
       grpc::ByteBuffer received;  // freed behind the answer, where that is given at once
@@ -76,12 +75,6 @@ class UnaryCall final : public ServerCall, public StallWatch::Wait {
   using Result = typename Kind::Result;
 
   Admission& admission() const { return service_.admission; }
-
-  static absl::Status NoMessage() {
-    return InvalidField("", "MALFORMED_MESSAGE",
-                        absl::StrCat("expected a ", Kind::Request::descriptor()->full_name(),
-                                     ", got no message, or only the beginning of one"));
-  }
 
   absl::Status TakeMemory() {
     if (auto share = admission().messages.TryTake(service_.max_message_bytes)) {

@@ -11,8 +11,7 @@ class WorkerCall final : public ServerCall {
   }
 
   void OnReadDone(bool ok) override {
-    // Without a message it is an empty one, whose first missing field is then named.
-    if (!ok && IsCancelled()) return Finish(CancelledWhileWaiting());
+    if (!ok) return Finish(NoMessage());
     const auto status = pool_.Submit([this] {
       grpc::ByteBuffer answer;
       const absl::Status served = serve_(request_, answer);

@@ -58,12 +58,15 @@ class Memory(unittest.TestCase):
 
     def test_a_call_without_a_message_is_told_so(self):
         with Daemon() as daemon:
-            call = daemon.channel().stream_unary('/layerd.v1.LayerService/Normalize')  # by which no message may be sent
-            with self.assertRaises(grpc.RpcError) as raised:
-                call(iter(()), timeout=60)
-            error = RichError(raised.exception)
-            self.assertEqual((error.code.name, error.reason), ('INVALID_ARGUMENT', 'MALFORMED_MESSAGE'))
-            self.assertIn('got no message', error.text)
+            for method in ('layerd.v1.LayerService/Normalize', 'layerd.v1.LayerRegistry/ListLayers',
+                           'layerd.v1.LayerRegistry/DownloadLayer', 'layerd.v1.SharedMemoryRegistry/ListRegions',
+                           'grpc.health.v1.Health/Check', 'grpc.health.v1.Health/Watch'):
+                call = daemon.channel().stream_unary(f'/{method}')  # by which no message may be sent
+                with self.assertRaises(grpc.RpcError) as raised:
+                    call(iter(()), timeout=60)
+                error = RichError(raised.exception)
+                self.assertEqual((error.code.name, error.reason), ('INVALID_ARGUMENT', 'MALFORMED_MESSAGE'), method)
+                self.assertIn('got none', error.text)
 
 
 class Output(unittest.TestCase):
