@@ -58,17 +58,20 @@ class Echo final : public ServerCall {
 // Keeps its thread until it is told.
 class Busy final : public ServerCall {
  public:
-  Busy(std::unique_ptr<CallArrival> arrival, absl::Notification& told) : ServerCall(std::move(arrival)), told_(told) {
+  Busy(std::unique_ptr<CallArrival> arrival, Seen& seen, absl::Notification& told)
+      : ServerCall(std::move(arrival)), seen_(seen), told_(told) {
     StartRead(&bytes_);
   }
   void OnReadDone(bool /*ok*/) override {
     BeforeLongWork();
+    ++seen_.read;
     const bool in_time = told_.WaitForNotificationWithTimeout(kLong);
     Finish(in_time ? absl::OkStatus() : absl::DeadlineExceededError("nobody told it"));
   }
   void OnDone() override { delete this; }
 
  private:
+  Seen& seen_;
   absl::Notification& told_;
   grpc::ByteBuffer bytes_;
 };
@@ -106,7 +109,7 @@ class CallLoopTest : public ::testing::Test {
  protected:
   CallLoopTest() {
     loop_.Serve("/test/Echo", [this](auto arrival) { return new Echo(std::move(arrival), echoes_); });
-    loop_.Serve("/test/Busy", [this](auto arrival) { return new Busy(std::move(arrival), told_); });
+    loop_.Serve("/test/Busy", [this](auto arrival) { return new Busy(std::move(arrival), busy_, told_); });
     loop_.Serve("/test/Read", [this](auto arrival) { return new Reader(std::move(arrival), reader_); });
     grpc::ServerBuilder builder;
     int port = 0;
@@ -151,7 +154,7 @@ class CallLoopTest : public ::testing::Test {
     return count == wanted;
   }
 
-  Seen echoes_, reader_;
+  Seen echoes_, busy_, reader_;
   absl::Notification told_;
   CallLoop loop_;
   std::unique_ptr<grpc::Server> server_;
@@ -183,6 +186,7 @@ TEST_F(CallLoopTest, EachOfManyCallsAtOnceGetsItsAnswerAndEnds) {
 
 TEST_F(CallLoopTest, ACallThatIsLongKeepsNoOtherWaiting) {
   std::future<Answer> busy = std::async(std::launch::async, [this] { return Call("/test/Busy", ""); });
+  EXPECT_TRUE(Comes(busy_.read, 1));
   for (int i = 0; i < 20; ++i) EXPECT_EQ(Call("/test/Echo", "hello").text, "hello");
   told_.Notify();
   EXPECT_TRUE(busy.get().status.ok());
